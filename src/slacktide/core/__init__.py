@@ -1,0 +1,1 @@
+"""The scheduling core: pure functions over columns. No clock, no I/O, no engine; numpy only."""
