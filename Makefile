@@ -1,0 +1,104 @@
+# Every target sets itself up: a virtual environment in $(VENV), the pinned packages, this package in place.
+# PYTHON= names the interpreter to build it with (3.11 or newer; found by itself otherwise), VENV= the directory.
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+
+# Demo: requests per second of the replayed trace, near what the profile can just carry within the target.
+RATE ?= 20
+TRACE ?= azure-conv
+PROFILE ?= h100/llama-3-8b
+POLICY ?= all
+SLO ?= ttft:1000,tbt:50
+OUT ?= demo-results
+
+# Test workers; any pytest option goes into ARGS.
+JOBS ?= 2
+ARGS ?=
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# A venv that was moved, copied or whose interpreter is gone does not start: forget its stamps.
+ifneq ($(wildcard $(VENV)),)
+ifneq ($(shell $(PY) -c 'print("ok")' 2>/dev/null),ok)
+$(shell rm -f $(VENV)/.stamp-*)
+endif
+endif
+
+.PHONY: help
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+# ---- environment ------------------------------------------------------------------------------------------------------
+
+FIND_PYTHON = ok() { "$$1" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }; \
+	for python in $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3 python); do \
+	  if ok "$$python"; then echo "$$python"; exit 0; fi; \
+	done; \
+	echo "no $(or $(PYTHON),python3) of version 3.11 or newer with venv and ensurepip found: install one (Debian: python3-venv too), or name one: make PYTHON=/path/to/python3" >&2; \
+	exit 1
+
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-deps
+
+$(VENV)/.stamp-venv:
+	@python=$$($(FIND_PYTHON)); echo "environment: $$python -> $(VENV)"; "$$python" -m venv --clear $(VENV)
+	@touch $@
+
+# The package itself is installed in place: only a change of its metadata asks for a new install.
+$(VENV)/.stamp-base: requirements/base.txt requirements/report.txt pyproject.toml | $(VENV)/.stamp-venv
+	@echo "installing requirements/report.txt"
+	@$(PIP_INSTALL) -r requirements/report.txt
+	@$(PIP_INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.stamp-dev: requirements/dev.txt $(VENV)/.stamp-base
+	@echo "installing requirements/dev.txt"
+	@$(PIP_INSTALL) -r requirements/dev.txt
+	@touch $@
+
+.PHONY: install dev
+install: $(VENV)/.stamp-base ## environment with slacktide in it
+dev: $(VENV)/.stamp-dev ## the same with the tools for check and test
+
+# ---- use --------------------------------------------------------------------------------------------------------------
+
+.PHONY: demo demo-sim
+demo: $(VENV)/.stamp-base ## compare the policies on a packaged trace; results in demo-results/
+	$(PY) -m slacktide compare --trace $(TRACE) --profile $(PROFILE) --policy $(POLICY) --slo $(SLO) --rate $(RATE) --out $(OUT)
+
+demo-sim: demo ## the same (it needs no GPU: the simulator runs it)
+
+.PHONY: bench
+bench: $(VENV)/.stamp-dev ## run benchmarks/NAME/run.py: make bench NAME=...
+	@test -n "$(NAME)" || { echo "make bench NAME=..., one of: $$(cd benchmarks 2>/dev/null && ls -d */ 2>/dev/null | tr -d / | tr '\n' ' ')" >&2; exit 2; }
+	@test -f "benchmarks/$(NAME)/run.py" || { echo "no benchmarks/$(NAME)/run.py" >&2; exit 2; }
+	$(PY) benchmarks/$(NAME)/run.py $(ARGS)
+
+# ---- gates ------------------------------------------------------------------------------------------------------------
+
+.PHONY: check test format golden clean
+check: $(VENV)/.stamp-dev ## format, lint, types, directions of imports
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m basedpyright --pythonpath $(PY)
+	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+test: $(VENV)/.stamp-dev ## the whole test suite
+	$(PY) -m pytest -n $(JOBS) $(ARGS)
+
+format: $(VENV)/.stamp-dev ## format, and mend what the linter can mend by itself
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+
+golden: $(VENV)/.stamp-dev ## write the golden tables anew and show what changed
+	$(PY) scripts/golden.py --update
+	git --no-pager diff --stat -- tests/golden
+
+clean: ## remove the environment, caches and demo results
+	rm -rf $(VENV) demo-results build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
