@@ -7,6 +7,20 @@ from typing import Any, TypeVar
 
 import numba
 
+from slacktide.core.live import (
+    ADMISSION_ORDER,
+    MAX_TOKENS,
+    NUM_BLOCKS,
+    NUM_CACHED,
+    NUM_CACHED_FREE,
+    NUM_COMPUTED,
+    NUM_IN_FLIGHT,
+    NUM_OUTPUT,
+    NUM_PROMPT,
+    STATUS,
+)
+from slacktide.core.types import RUNNING, FloatArray, IntArray
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -17,3 +31,159 @@ def compiled(function: F) -> F:
     on how the compiler groups a sum.
     """
     return numba.njit(cache=True, nogil=True, fastmath=False)(function)  # type: ignore[no-any-return]
+
+
+@compiled
+def list_order(ints: IntArray, n: int, order: IntArray) -> int:
+    """Fill `order` with vLLM's own order: running rows by admission, then waiting rows as they stand.
+
+    Returns how many rows run. Insertion sort, because admission nearly always follows arrival.
+    """
+    running = 0
+    for row in range(n):
+        if ints[STATUS, row] == RUNNING:
+            rank = ints[ADMISSION_ORDER, row]
+            at = running
+            while at > 0 and ints[ADMISSION_ORDER, order[at - 1]] > rank:
+                order[at] = order[at - 1]
+                at -= 1
+            order[at] = row
+            running += 1
+    at = running
+    for row in range(n):
+        if ints[STATUS, row] != RUNNING:
+            order[at] = row
+            at += 1
+    return running
+
+
+@compiled
+def _pick_victim(ints: IntArray, n: int, gone: IntArray, victim_key: FloatArray) -> int:
+    """Running row to preempt: largest key, ties to the latest arrival. Without keys the tail of the running list."""
+    best = -1
+    for row in range(n):
+        if ints[STATUS, row] != RUNNING or gone[row] != 0:
+            continue
+        if best < 0:
+            best = row
+        elif victim_key.size > 0:
+            if victim_key[row] >= victim_key[best]:
+                best = row
+        elif ints[ADMISSION_ORDER, row] > ints[ADMISSION_ORDER, best]:
+            best = row
+    return best
+
+
+@compiled
+def _unschedule(ints: IntArray, plan: IntArray, count: int, victim: int, block_size: int) -> tuple[int, int, int]:
+    """Take back what a victim was given in this step: (new count, tokens, blocks beyond those it held before)."""
+    for i in range(count):
+        if plan[0, i] == victim:
+            tokens = plan[1, i]
+            blocks = -(-(ints[NUM_COMPUTED, victim] + tokens) // block_size) - ints[NUM_BLOCKS, victim]
+            for j in range(i, count - 1):
+                plan[0, j], plan[1, j] = plan[0, j + 1], plan[1, j + 1]
+            return count - 1, tokens, blocks
+    return count, 0, 0
+
+
+@compiled
+def walk(
+    ints: IntArray,
+    n: int,
+    order: IntArray,
+    token_budget: int,
+    max_num_seqs: int,
+    block_size: int,
+    num_free_blocks: int,
+    watermark_blocks: int,
+    max_model_len: int,
+    long_prefill_threshold: int,
+    chunk_cap: IntArray,
+    victim_key: FloatArray,
+    chunked_prefill: bool,
+    reserve_full_isl: bool,
+    admit: bool,
+    plan: IntArray,
+) -> tuple[int, int]:
+    """The greedy packer; `slacktide.core.pack.pack` explains the arguments. The readable twin is `pack_reference`.
+
+    Writes scheduled rows into plan[0], their tokens into plan[1], preempted rows into plan[2]; returns both counts.
+    An empty `order` stands for vLLM's list order, an empty `chunk_cap` for no cap. Long, because the whole step is one
+    loop over a budget: split up, each part would hand six running totals to the next.
+    """
+    in_list_order = order.size == 0
+    num_running = 0
+    reserved = 0  # blocks that running prompts still need; vLLM's own order does not keep them back
+    if in_list_order:
+        order = plan[3]
+        num_running = list_order(ints, n, order)
+    for row in range(n):
+        if ints[STATUS, row] == RUNNING and not in_list_order:
+            num_running += 1
+            known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
+            if reserve_full_isl:
+                reserved += max(0, -(-known // block_size) - ints[NUM_BLOCKS, row])
+    gone = plan[4]  # rows preempted in this step
+    gone[:n] = 0
+    count = 0
+    num_preempted = 0
+    for position in range(n if in_list_order else order.size):
+        if token_budget <= 0:
+            break
+        row = order[position]
+        cap = chunk_cap[row] if chunk_cap.size > 0 else token_budget
+        if long_prefill_threshold > 0:
+            cap = min(cap, long_prefill_threshold)
+        if ints[STATUS, row] == RUNNING:
+            in_flight = ints[NUM_IN_FLIGHT, row]
+            known_output = ints[NUM_OUTPUT, row] + in_flight
+            if gone[row] != 0 or (in_flight > 0 and known_output >= ints[MAX_TOKENS, row]):
+                continue  # preempted above, or the step in flight surely ends it
+            computed = ints[NUM_COMPUTED, row]
+            tokens = min(ints[NUM_PROMPT, row] + known_output - computed, max_model_len - 1 - computed)
+            tokens = min(tokens, token_budget, cap)
+            if tokens <= 0:
+                continue
+            blocks = -(-(computed + tokens) // block_size) - ints[NUM_BLOCKS, row]
+            while blocks > num_free_blocks and gone[row] == 0:
+                victim = _pick_victim(ints, n, gone, victim_key)
+                count, tokens_back, blocks_back = _unschedule(ints, plan, count, victim, block_size)
+                token_budget += tokens_back
+                num_free_blocks += blocks_back + ints[NUM_BLOCKS, victim]
+                gone[victim] = 1
+                plan[2, num_preempted] = victim
+                num_preempted += 1
+            if gone[row] != 0:
+                if in_list_order:
+                    break
+                continue
+            reserved = max(0, reserved - blocks)
+        else:
+            if not admit or num_preempted > 0 or num_running >= max_num_seqs:
+                continue
+            cached = ints[NUM_CACHED, row]
+            known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
+            tokens = min(known - cached, cap)
+            if tokens <= 0:
+                continue
+            if tokens > token_budget and not chunked_prefill:
+                admit = False  # the scan stops at a head that cannot be served
+                continue
+            tokens = min(tokens, token_budget)
+            shared = cached // block_size - ints[NUM_CACHED_FREE, row]
+            blocks = -(-(cached + tokens) // block_size) - shared
+            must_fit = -(-min(known, max_model_len) // block_size) - shared if reserve_full_isl else blocks
+            headroom = watermark_blocks if num_running > 0 else 0
+            if max(must_fit, blocks) + headroom + reserved > num_free_blocks:
+                admit = False
+                continue
+            num_running += 1
+            if reserve_full_isl and not in_list_order:
+                reserved += max(0, must_fit - blocks)
+        num_free_blocks -= blocks
+        token_budget -= tokens
+        plan[0, count] = row
+        plan[1, count] = tokens
+        count += 1
+    return count, num_preempted

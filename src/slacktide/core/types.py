@@ -106,6 +106,8 @@ class Live(NamedTuple):
     """Running rows: rank in vLLM's `running` list (order of admission). Waiting rows: -1."""
     tenant: IntArray
     slo_class: IntArray
+    relegated: IntArray
+    """1 once a plan relegated the row: it is served only from what others leave."""
     arrival_time: FloatArray
     slo_ttft: FloatArray
     slo_tbt: FloatArray
