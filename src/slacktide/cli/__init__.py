@@ -1,0 +1,1 @@
+"""The command line: `main.py` dispatches, one module per verb, shared options in `options.py`."""

@@ -1,0 +1,171 @@
+"""Dispatch: the first argument is a verb, and only that verb's module is imported.
+
+A verb is a module with `add_arguments(parser)`, `run(args) -> int` (the exit status) and a docstring whose last
+paragraph is an example that works. To add one: write the module and name it in `VERBS`.
+
+Exit status: 0 done, 1 the command ran and says no (a failed check), 2 input the user can mend (one line on standard
+error), 130 interrupted, 141 the reader of our output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import errno
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn, Protocol, cast
+
+from slacktide import __version__
+from slacktide.errors import InputError, unknown_name
+
+VERBS: dict[str, tuple[str, str]] = {
+    "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
+    "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
+    "traces": ("slacktide.cli.traces", "list the packaged traces, with their sources"),
+    "doctor": ("slacktide.cli.doctor", "check versions, vLLM and what this machine can run"),
+}
+"""Verb: its module and one line of help. Ordered as the help prints them."""
+
+EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells report them
+
+
+class Verb(Protocol):
+    """What a verb's module offers."""
+
+    __doc__: str | None
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the verb's arguments."""
+        ...
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Do it; returns the exit status. Raises InputError for what the user can mend."""
+        ...
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser whose errors are one line with near names, and whose flags are never abbreviated.
+
+    Abbreviations would change their meaning with every flag that is added. Dashes and underscores in a flag's name
+    are one, as in vLLM (`--max_num_seqs` is `--max-num-seqs`).
+    """
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with status 2."""
+        line = " ".join(message.split())
+        self.exit(EXIT_INPUT, f"{self.prog}: error: {line} (see '{self.prog} --help')\n")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse, or exit: 0 after help, 2 with one line on a mistake."""
+        given = [_dashed(argument) for argument in arguments]
+        args, unknown = self.parse_known_args(given)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            near = difflib.get_close_matches(name, self._option_string_actions, n=2, cutoff=0.6)
+            hint = f": did you mean {' or '.join(near)}?" if near and name.startswith("-") else ""
+            self.error(f"unknown argument {unknown[0]!r}{hint}")
+        return args
+
+
+def _dashed(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
+def _top_help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
+    return f"""usage: slacktide VERB [arguments]
+
+Schedules LLM inference: which requests get how many tokens in every engine step.
+
+verbs:
+{verbs}
+
+  slacktide VERB --help   arguments of a verb, with an example
+  slacktide --version     version of slacktide
+
+Every verb takes --json (one JSON document on standard output), --out DIR, --seed N and --quiet.
+"""
+
+
+def _dispatch(given: list[str]) -> int:
+    if not given:
+        # Not 0: a script whose variable for the verb came out empty must not pass for a success.
+        print(_top_help(), end="", file=sys.stderr)
+        return EXIT_INPUT
+    name, rest = given[0], given[1:]
+    if name in ("--help", "-h", "help"):
+        if name == "help" and rest:
+            return _dispatch([rest[0], "--help"])
+        print(_top_help(), end="")
+        return 0
+    if name in ("--version", "-V"):
+        print(f"slacktide {__version__}")
+        return 0
+    if name not in VERBS:
+        raise unknown_name("verb", name, VERBS, "('slacktide --help' lists them)")
+    verb = load_verb(name)
+    return verb.run(parser_of(name, verb).parse(rest))
+
+
+def load_verb(name: str) -> Verb:
+    """Import the module of a verb that is in `VERBS`."""
+    return cast("Verb", importlib.import_module(VERBS[name][0]))
+
+
+def parser_of(name: str, verb: Verb) -> OneLineParser:
+    """The parser of a verb, with the arguments that every verb has."""
+    from slacktide.cli.options import add_common
+
+    parser = OneLineParser(prog=f"slacktide {name}", description=(verb.__doc__ or "").strip())
+    verb.add_arguments(parser)
+    add_common(parser)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line on `arguments` (default: the process's) and return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _dispatch(given)
+        sys.stdout.flush()
+    except InputError as error:
+        return _complain(str(error))
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # What is left in the buffer would raise once more at exit: let it go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # A path the user named, or a full disk; any other OSError is a defect of ours and keeps its traceback.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        return _complain(f"{error.filename or 'output'}: {error.strerror}")
+    except SystemExit as stop:  # argparse ends this way, after help (0) or an error (2)
+        return stop.code if isinstance(stop.code, int) else EXIT_INPUT
+    return status
+
+
+def _complain(message: str) -> int:
+    print(f"slacktide: error: {message}", file=sys.stderr)
+    return EXIT_INPUT
+
+
+def entry() -> NoReturn:
+    """The console script."""
+    sys.exit(main())
