@@ -143,14 +143,14 @@ class RunLog:
         for name, (dtype, fill) in REQUEST_COLUMNS.items():
             value = getattr(self, name)
             self._set(name, np.full(n, fill, dtype) if value is None and fill is not None else value, dtype, n)
-        m = 0 if self.start is None else len(self.start)
+        m = 0 if _absent(self.start) else len(self.start)
         for name, dtype in STEP_COLUMNS.items():
             value = getattr(self, name)
             self._set(name, np.zeros(m, dtype) if value is None else value, dtype, m)
         self._set("token_offsets", self.token_offsets, "i8", n + 1)
         self._check_tokens(m)
         delivered = self.num_delivered_tokens
-        self._set("num_delivered_tokens", np.diff(self.token_offsets) if delivered is None else delivered, "i8", n)
+        self._set("num_delivered_tokens", np.diff(self.token_offsets) if _absent(delivered) else delivered, "i8", n)
         if self.shape is not None:
             _require(self.shape.ndim == 2 and len(self.shape) == m, "shape", f"{m} rows", self.shape.shape)
         self._check_times()
@@ -281,6 +281,10 @@ class RunLog:
             if high > low:
                 yield a, b, low, high
             a = b
+
+
+def _absent(column: object) -> bool:
+    return column is None
 
 
 def _require(fits: bool, column: str, expected: str, found: object) -> None:

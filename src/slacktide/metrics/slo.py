@@ -141,7 +141,8 @@ class Verdicts:
     ttft: BoolArray
     """First token late."""
     tbt: BoolArray
-    """Later tokens late (beyond the tolerated share)."""
+    """Later tokens late (beyond the tolerated share). In mode `deadline` a late first token moves their deadlines by
+    its delay, so that this names streams that fell behind by themselves; such a request is missed either way."""
     e2e: BoolArray
     unserved: BoolArray
     """Rejected, expired, failed, or aborted by us."""
@@ -152,7 +153,7 @@ class Verdicts:
     tokens_in_time: IntArray
     """Tokens delivered by their deadline."""
     tokens_wanted: IntArray
-    """Tokens it should have got: at least 1, as the length of a request that failed is not always known."""
+    """Tokens it should have got (a chunk of several counts once); at least 1: a failed one's length may be unknown."""
     max_gap: FloatArray
     """Largest gap, float64[n] seconds; NaN below two tokens."""
 
@@ -200,12 +201,13 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
     is_open = left | (log.end_reason == CUT_OFF)
     now = np.where(left, log.end_time, log.end_of_run)
     anchor, to_first = _deadline_anchor(log)
-    in_time, late, max_gap = _walk_tokens(log, anchor, to_first, gap_mode=mode == "gap")
-
     none_yet = is_open & (log.num_entries == 0)
     first_seen = np.where(none_yet, now, log.first_token_time)
     first_due = token_deadline(log.arrival_time, log.slo_ttft, log.slo_tbt, 0)
     late_ttft = first_seen > first_due + TIME_TOLERANCE
+    delay = np.where(late_ttft, first_seen - np.where(late_ttft, first_due, 0.0), 0.0)
+    in_time, late, max_gap = _walk_tokens(log, anchor, to_first, delay, gap_mode=mode == "gap")
+
     # Rounded down with care: 0.1 of 30 tokens is 3, though 0.1 * 30 = 3.0000000000000004 and 0.29 * 100 = 28.99...
     allowed = np.floor(tolerated_late_share * np.maximum(log.num_entries - 1, 0) + 1e-9)
     if mode == "mean":
@@ -215,7 +217,7 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
         next_due = (
             log.last_token_time + log.slo_tbt
             if mode == "gap"
-            else token_deadline(anchor, to_first, log.slo_tbt, log.num_delivered_tokens)
+            else token_deadline(anchor, to_first, log.slo_tbt, log.num_delivered_tokens) + delay
         )
         late_tbt |= is_open & ~none_yet & (now > next_due + TIME_TOLERANCE)
     ended = np.where(is_open, now, log.end_time)
@@ -229,7 +231,7 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
         judged=np.asarray(~is_open | violated),
         has_slo=np.isfinite(log.slo_ttft) | np.isfinite(log.slo_tbt) | np.isfinite(log.slo_e2e),
         tokens_in_time=in_time,
-        tokens_wanted=np.maximum(np.maximum(log.num_output_tokens, log.num_entries), 1),
+        tokens_wanted=np.maximum(log.num_entries + np.maximum(log.num_output_tokens - log.num_delivered_tokens, 0), 1),
         max_gap=max_gap,
     )
 
@@ -241,7 +243,7 @@ def _deadline_anchor(log: RunLog) -> tuple[FloatArray, FloatArray]:
 
 
 def _walk_tokens(
-    log: RunLog, anchor: FloatArray, to_first: FloatArray, *, gap_mode: bool
+    log: RunLog, anchor: FloatArray, to_first: FloatArray, delay: FloatArray, *, gap_mode: bool
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """One pass over all tokens: per request those in time, later tokens late (or gaps too wide), and the max gap."""
     in_time, late = np.zeros(log.n, dtype=np.int64), np.zeros(log.n, dtype=np.int64)
@@ -265,6 +267,8 @@ def _walk_tokens(
         max_gap[rows] = np.where(counts > 1, np.maximum.reduceat(gap, starts), np.nan)
         if gap_mode:
             is_late = gap > np.asarray(spread(log.slo_tbt)) + TIME_TOLERANCE
+        elif delay[rows].any():
+            is_late = times > due + spread(delay) + TIME_TOLERANCE
         is_late[starts] = False
         late[rows] = np.add.reduceat(is_late, starts, dtype=np.int64)
     return in_time, late, max_gap

@@ -153,8 +153,10 @@ def _occupancy(log: RunLog) -> dict[str, float | None]:
 
 
 def _table(log: RunLog, verdict: Verdicts, codes: IntArray, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """One row per class or tenant that occurs; empty where the workload names none."""
+    """One row per class or tenant that occurs; empty where there is only one, as its row would repeat the whole."""
     table: dict[str, dict[str, Any]] = {}
+    if len(names) < 2:
+        return table
     for code, name in enumerate(names):
         rows = np.flatnonzero(codes == code)
         if not len(rows):
@@ -172,5 +174,3 @@ def _table(log: RunLog, verdict: Verdicts, codes: IntArray, names: tuple[str, ..
             **_latencies(log, rows),
         }
     return table
-
-

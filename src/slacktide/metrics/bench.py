@@ -1,0 +1,206 @@
+"""A `vllm bench serve --save-result --save-detailed` file as a `RunLog`.
+
+Such a file holds, per request, `input_lens`, `output_lens`, `ttfts`, `itls`, and mostly `start_times` and `errors`
+(`latencies` in some versions), in seconds, and for the run `duration` and `completed`. Ours holds the same arrays.
+
+Who was served: a request without an error text that returned output. vllm bench counts an answer with no output as
+completed, and its zeros then enter the means (seen as https://github.com/tenstorrent/vllm/issues/354); here it failed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slacktide.core.types import SLO, BoolArray, FloatArray, IntArray
+from slacktide.errors import InputError
+from slacktide.metrics.log import CUT_OFF, END_REASONS, FAILED, FINISHED, RunLog
+from slacktide.metrics.slo import with_slo
+from slacktide.metrics.summary import summarize
+
+DETAIL = "(write the file with --save-result --save-detailed)"
+
+MAX_TOKENS = 1e9
+"""Longest prompt or output believed: a hundred times the largest context window any model offers."""
+
+
+def bench_log(result: dict[str, Any] | str | os.PathLike[str], slo: SLO | None = None) -> RunLog:
+    """Read a detailed vllm bench result (the parsed JSON object, or a path) and judge its requests by `slo`.
+
+    Times count from the first request's start. What had to be left out, counted or assumed stands in `notes`. Raises
+    InputError for a file that is missing, malformed, has no per-request arrays, arrays of different lengths, or
+    values that are no lengths or times.
+    """
+    if isinstance(result, dict):
+        return _Reader("vllm bench result", result).log(slo)
+    return _Reader(str(result), read_json(result)).log(slo)
+
+
+def bench_summary(
+    result: dict[str, Any] | str | os.PathLike[str],
+    slo: SLO | None = None,
+    *,
+    mode: str = "deadline",
+    tolerated_late_share: float = 0.0,
+) -> dict[str, Any]:
+    """`summarize` of such a file, with failures listed apart: failed_with_error, failed_empty, completed_in_file."""
+    data = result if isinstance(result, dict) else read_json(result)
+    reader = _Reader("vllm bench result" if data is result else str(result), data)
+    summary = summarize(reader.log(slo), mode=mode, tolerated_late_share=tolerated_late_share)
+    failed = reader.failed_with_error
+    summary |= {"failed_with_error": failed, "failed_empty": summary["failed"] - failed}
+    return summary | {"completed_in_file": data.get("completed")}
+
+
+def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object in a file. Raises InputError naming the file and, for broken JSON, the place."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: cannot read it: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not a JSON text (byte {error.start} is no UTF-8)") from error
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}: not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+    if not isinstance(data, dict):
+        raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
+    return data
+
+
+class _Reader:
+    """Checks one file's arrays and builds the log; `where` names the file in messages."""
+
+    def __init__(self, where: str, data: dict[str, Any]) -> None:
+        self.where, self.data = where, data
+        self.notes: list[str] = []
+        self.failed_with_error = 0
+
+    def log(self, slo: SLO | None) -> RunLog:
+        lists = {name: self._list(name) for name in ("input_lens", "output_lens", "ttfts", "itls")}
+        lists |= {name: self._list(name) for name in ("start_times", "latencies", "errors") if name in self.data}
+        sizes = {name: len(of) for name, of in lists.items()}
+        if len(set(sizes.values())) > 1:
+            raise self._bad(f"arrays of different lengths: {', '.join(f'{k} {v}' for k, v in sizes.items())}")
+        n = sizes["ttfts"]
+        prompt, output = self._lengths("input_lens", lists), self._lengths("output_lens", lists)
+        first = self._numbers("ttfts", lists["ttfts"])
+        start = self._starts(lists.get("start_times"), n)
+        reason = self._reasons(lists.get("errors", [""] * n), output)
+        served = reason == FINISHED
+        for row in np.flatnonzero(served & (first == 0)):
+            raise self._bad(
+                f"row {row}: ttfts is 0 but output_lens is {output[row]}: its first token's time is unknown"
+            )
+        offsets, token_time = self._token_times(lists["itls"], start, first)
+        entries = np.diff(offsets)
+        self._note_chunks(served, output, entries)
+        last = np.where(entries > 0, token_time[np.maximum(offsets[1:] - 1, 0)] if offsets[-1] else start, start)
+        end = last
+        if "latencies" in lists:
+            end = np.maximum(last, start + self._numbers("latencies", lists["latencies"]))
+        log = RunLog(
+            arrival_time=start,
+            num_prompt_tokens=prompt,
+            num_output_tokens=output,
+            end_time=np.where(reason == CUT_OFF, np.nan, end),
+            end_reason=reason,
+            token_offsets=offsets,
+            token_time=token_time,
+            num_delivered_tokens=output,
+            sim_duration=self._duration(end),
+            notes=tuple(self.notes),
+        )
+        return log if slo is None else with_slo(log, slo)
+
+    def _bad(self, what: str) -> InputError:
+        return InputError(f"{self.where}: {what}")
+
+    def _list(self, name: str) -> list[Any]:
+        found = self.data.get(name)
+        if found is None:
+            raise self._bad(f"no array {name!r}: the file has no per-request figures {DETAIL}")
+        if not isinstance(found, list):
+            raise self._bad(f"{name}: expected an array, one entry per request, found {type(found).__name__}")
+        return found
+
+    def _numbers(self, name: str, values: list[Any], upper: float = 1e9) -> FloatArray:
+        """float64 of finite numbers from 0 to `upper` (1e9 s is 31 years: no latency). JSON's NaN is refused."""
+        try:
+            array = np.array(values, dtype=np.float64) if all(type(v) in (int, float) for v in values) else None
+        except OverflowError:  # an integer beyond float64
+            array = None
+        if array is None or not ((array >= 0) & (array <= upper)).all():
+            for row, value in enumerate(values):
+                if type(value) not in (int, float) or not 0 <= value <= upper:
+                    raise self._bad(f"{name}[{row}]: expected a number from 0 to {upper:g}, found {json.dumps(value)}")
+        assert array is not None
+        return array
+
+    def _lengths(self, name: str, lists: dict[str, list[Any]]) -> IntArray:
+        array = self._numbers(name, lists[name], MAX_TOKENS)
+        for row in np.flatnonzero(array % 1):
+            raise self._bad(f"{name}[{row}]: expected a whole number of tokens, found {array[row]}")
+        return array.astype(np.int64)
+
+    def _starts(self, values: list[Any] | None, n: int) -> FloatArray:
+        if values is None:
+            self.notes.append("no start_times in the file: every request is taken to start at 0 (latencies unaffected)")
+            return np.zeros(n)
+        starts = self._numbers("start_times", values, math.inf)
+        if np.isinf(starts).any():
+            raise self._bad(f"start_times[{int(np.isinf(starts).argmax())}]: expected a time, found Infinity")
+        return starts - starts.min() if n else starts
+
+    def _reasons(self, errors: list[Any], output: IntArray) -> Any:
+        """End reason of each request: our own files begin the error text with it; any other text is a failure."""
+        reasons = np.full(len(errors), FINISHED, dtype=np.int8)
+        for row, text in enumerate(errors):
+            if text is not None and not isinstance(text, str):
+                raise self._bad(f"errors[{row}]: expected a text, found {json.dumps(text)}")
+            if text:
+                word = text.split(":")[0].strip()
+                reasons[row] = END_REASONS.index(word) if word in END_REASONS[1:] else FAILED
+        self.failed_with_error = int(((reasons != FINISHED) & (reasons != CUT_OFF)).sum())
+        empty = (reasons == FINISHED) & (output == 0)
+        reasons[empty] = FAILED
+        completed, claimed = int((reasons == FINISHED).sum()), self.data.get("completed")
+        if empty.any():
+            self.notes.append(f"answers with neither an error nor any output: {int(empty.sum())}, counted as failed")
+        if claimed is not None and claimed != completed:
+            self.notes.append(f"the file's own `completed` is {claimed}; by our count {completed} were served")
+        return reasons
+
+    def _token_times(self, itls: list[Any], start: FloatArray, first: FloatArray) -> tuple[IntArray, FloatArray]:
+        """Offsets and times of the tokens: start + ttft, then the gaps added one by one. ttft 0 = no token came."""
+        counts = np.zeros(len(itls) + 1, dtype=np.int64)
+        times: list[FloatArray] = [np.empty(0)]
+        for row, row_gaps in enumerate(itls):
+            if not isinstance(row_gaps, list):
+                raise self._bad(f"itls[{row}]: expected an array of gaps, found {json.dumps(row_gaps)}")
+            later = self._numbers(f"itls[{row}]", row_gaps)
+            if first[row] > 0:
+                times.append(start[row] + first[row] + np.concatenate([[0.0], np.cumsum(later)]))
+                counts[row + 1] = len(later) + 1
+        return np.cumsum(counts), np.concatenate(times)
+
+    def _note_chunks(self, served: BoolArray, output: IntArray, entries: IntArray) -> None:
+        differ = int((served & (entries != output)).sum())
+        if differ:
+            self.notes.append(
+                f"{differ} of {int(served.sum())} served requests came in chunks that are not one token each: "
+                "their gaps and deadlines are those of chunks"
+            )
+
+    def _duration(self, end: FloatArray) -> float:
+        if self.data.get("duration") is not None:
+            duration = float(self._numbers("duration", [self.data["duration"]])[0])
+            if duration <= 0:
+                raise self._bad(f"duration: expected a positive number of seconds, found {duration}")
+            return duration
+        self.notes.append("no duration in the file: taken from the first start to the last end")
+        return float(end.max(initial=0.0))
