@@ -104,6 +104,7 @@ def walk(
     chunked_prefill: bool,
     reserve_full_isl: bool,
     admit: bool,
+    list_rules: bool,
     plan: IntArray,
 ) -> tuple[int, int]:
     """The greedy packer; `slacktide.core.pack.pack` explains the arguments. The readable twin is `pack_reference`.
@@ -112,23 +113,25 @@ def walk(
     An empty `order` stands for vLLM's list order, an empty `chunk_cap` for no cap. Long, because the whole step is one
     loop over a budget: split up, each part would hand six running totals to the next.
     """
-    in_list_order = order.size == 0
+    keep_back = reserve_full_isl and not list_rules
     num_running = 0
-    reserved = 0  # blocks that running prompts still need; vLLM's own order does not keep them back
-    if in_list_order:
-        order = plan[3]
-        num_running = list_order(ints, n, order)
+    reserved = 0  # blocks that running prompts still need; vLLM itself does not keep them back
     for row in range(n):
-        if ints[STATUS, row] == RUNNING and not in_list_order:
+        if ints[STATUS, row] == RUNNING:
             num_running += 1
-            known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
-            if reserve_full_isl:
+            if keep_back:
+                known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
                 reserved += max(0, -(-known // block_size) - ints[NUM_BLOCKS, row])
+    num_candidates = order.size
+    if order.size == 0:
+        order = plan[3]
+        list_order(ints, n, order)
+        num_candidates = n
     gone = plan[4]  # rows preempted in this step
     gone[:n] = 0
     count = 0
     num_preempted = 0
-    for position in range(n if in_list_order else order.size):
+    for position in range(num_candidates):
         if token_budget <= 0:
             break
         row = order[position]
@@ -155,7 +158,7 @@ def walk(
                 plan[2, num_preempted] = victim
                 num_preempted += 1
             if gone[row] != 0:
-                if in_list_order:
+                if list_rules:
                     break
                 continue
             reserved = max(0, reserved - blocks)
@@ -179,7 +182,7 @@ def walk(
                 admit = False
                 continue
             num_running += 1
-            if reserve_full_isl and not in_list_order:
+            if keep_back:
                 reserved += max(0, must_fit - blocks)
         num_free_blocks -= blocks
         token_budget -= tokens

@@ -30,6 +30,7 @@ def pack(
     reserve_full_isl: bool = True,
     admit: bool = True,
     watermark_blocks: int | None = None,
+    list_rules: bool | None = None,
 ) -> Plan:
     """Pack a step greedily, by the rules of vLLM's v1 scheduler (0.32).
 
@@ -43,12 +44,13 @@ def pack(
     chunked_prefill: False admits a waiting prompt only when all of it fits the budget.
     reserve_full_isl: admit only when blocks for the whole prompt are free (vLLM's scheduler_reserve_full_isl); in
         an explicit order also the blocks that running prompts still need are kept back, or a prompt admitted before
-        a half-done one could evict it.
+        a half-done one could evict it (not under list_rules).
     admit: False admits nobody.
     watermark_blocks: blocks that admission leaves free while something runs; None takes the engine's.
+    list_rules: vLLM's rules for its own order, to the letter; None means "when no order is given".
 
-    Rules: a running row that lacks blocks preempts until it fits or is itself the victim (in vLLM's order that ends
-    the step); nobody is admitted in a step that preempted; the first waiting row that cannot be admitted ends
+    Rules: a running row that lacks blocks preempts until it fits or is itself the victim (which ends the step under
+    list_rules); nobody is admitted in a step that preempted; the first waiting row that cannot be admitted ends
     admission; a row whose step in flight reaches max_tokens gets nothing.
     """
     global _walk
@@ -74,6 +76,7 @@ def pack(
         chunked_prefill,
         reserve_full_isl,
         admit,
+        order is None if list_rules is None else list_rules,
         plan,
     )
     if num_preempted:
@@ -93,6 +96,7 @@ def pack_reference(
     reserve_full_isl: bool = True,
     admit: bool = True,
     watermark_blocks: int | None = None,
+    list_rules: bool | None = None,
 ) -> Plan:
     """The packer in plain Python: what `pack` must equal, and what to read first."""
     live, limits, bs = view.live, view.limits, view.limits.block_size
@@ -103,7 +107,8 @@ def pack_reference(
     watermark = limits.watermark_blocks if watermark_blocks is None else watermark_blocks
     free, given, preempted = limits.num_free_blocks, dict[int, int](), list[int]()
     kept_back = {r: max(0, blocks_for(int(known[r]), bs) - int(live.num_blocks[r])) for r in running}
-    keep_back = reserve_full_isl and order is not None
+    list_rules = order is None if list_rules is None else list_rules
+    keep_back = reserve_full_isl and not list_rules
     reserved = sum(kept_back.values()) if keep_back else 0
     num_running = len(running)
 
@@ -138,7 +143,7 @@ def pack_reference(
                 budget += taken_back
                 free += int(live.num_blocks[lost]) + (new_blocks(lost, taken_back) if taken_back else 0)
             if r not in running:
-                if order is None:
+                if list_rules:
                     break
                 continue
             reserved = max(0, reserved - blocks)

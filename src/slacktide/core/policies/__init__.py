@@ -1,0 +1,1 @@
+"""One file per policy; the file's name is the policy's name with underscores."""

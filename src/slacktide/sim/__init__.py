@@ -1,0 +1,1 @@
+"""The calibrated simulator: a virtual clock around the policies."""

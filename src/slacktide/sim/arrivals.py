@@ -1,0 +1,75 @@
+"""When requests come and go: open loop from the workload's times, closed loop from the ends of earlier requests."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from slacktide.core.types import FloatArray
+from slacktide.workload.requests import Workload
+
+
+class Arrivals:
+    """Hands out requests when they are due, in (time, index) order, and tells when a client gives up."""
+
+    def __init__(self, workload: Workload) -> None:
+        self._closed = workload.closed
+        self.time: FloatArray = workload.arrival_time.copy()
+        self._patience = (workload.abort_time - workload.arrival_time).tolist()
+        self._impatient = min(self._patience) < math.inf
+        self._times: list[float] = self.time.tolist()
+        self._next = 0  # first request not handed out (open) or not sent (closed)
+        self._queue: list[tuple[float, int]] = []  # closed loop: sent, not yet due
+        self._aborts: list[tuple[float, int]] = []
+        self.ended = 0
+        self.next_event = 0.0
+        if self._closed is not None:
+            for _ in range(min(self._closed.concurrency, len(self._times))):
+                self._send(0.0)
+        self._find_next_event()
+
+    def _send(self, time: float) -> None:
+        index, self._next = self._next, self._next + 1
+        self.time[index] = time
+        heapq.heappush(self._queue, (time, index))
+
+    def _find_next_event(self) -> None:
+        if self._closed is not None:
+            time = self._queue[0][0] if self._queue else math.inf
+        else:
+            time = self._times[self._next] if self._next < len(self._times) else math.inf
+        self.next_event = min(time, self._aborts[0][0]) if self._aborts else time
+
+    def due(self, now: float) -> list[int]:
+        """Requests that have arrived by `now` and were not handed out before."""
+        found = []
+        if self._closed is not None:
+            while self._queue and self._queue[0][0] <= now:
+                found.append(heapq.heappop(self._queue)[1])
+        else:
+            first = self._next
+            while self._next < len(self._times) and self._times[self._next] <= now:
+                self._next += 1
+            found = list(range(first, self._next))
+        if self._impatient:
+            for index in found:
+                if self._patience[index] < math.inf:
+                    heapq.heappush(self._aborts, (float(self.time[index]) + self._patience[index], index))
+        self._find_next_event()
+        return found
+
+    def given_up(self, now: float) -> list[int]:
+        """Requests whose client's patience ended by `now` (whether or not they have ended already)."""
+        found = []
+        while self._aborts and self._aborts[0][0] <= now:
+            found.append(heapq.heappop(self._aborts)[1])
+        if found:
+            self._find_next_event()
+        return found
+
+    def end(self, index: int, time: float) -> None:
+        """A request ended; in a closed loop its user sends the next one after thinking."""
+        self.ended += 1
+        if self._closed is not None and self._next < len(self._times):
+            self._send(time + self._closed.think_time)
+            self._find_next_event()

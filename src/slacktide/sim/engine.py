@@ -1,0 +1,330 @@
+"""The step loop: a virtual clock, arrivals, the policy, and the truth about how long a step takes.
+
+One turn of the loop: let due requests in, show the policy a StepView, carry its Plan out, end the step, retire what is
+done. The heavy half of each is compiled (`steps.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from slacktide.core.kv import lifetime_blocks
+from slacktide.core.latency import LatencyModel
+from slacktide.core.live import INDEX, NUM_OUTPUT, RELEGATED, STATUS, LiveTable
+from slacktide.core.policy import Policy
+from slacktide.core.types import WAITING, FloatArray, IntArray, Limits, Plan, StepResult, StepView
+from slacktide.errors import InputError
+from slacktide.metrics.log import ABORTED, REJECTED, RunLog
+from slacktide.sim import prefix, steps
+from slacktide.sim.arrivals import Arrivals
+from slacktide.sim.record import RunRecorder
+from slacktide.workload.requests import Workload
+
+_NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
+# Decode steps run in one compiled call at most: keeps the progress bar and Ctrl-C alive (a call takes some 10 ms).
+_MAX_RUN = 4096
+
+_PLAN_ERRORS = {
+    steps.BAD_ROW: "schedules a row that does not exist",
+    steps.TWICE: "schedules a row twice",
+    steps.BAD_TOKENS: "gives a row no token, or more than it needs",
+    steps.OVER_BUDGET: "schedules more tokens than max_num_batched_tokens",
+    steps.OVER_SEQS: "runs more requests than max_num_seqs",
+    steps.NO_BLOCKS: "schedules a row that lacks KV blocks",
+    steps.BAD_VICTIM: "preempts a row that does not run",
+}
+
+
+class PlanError(RuntimeError):
+    """A policy asked for a step that no engine could run: a defect of the policy, not of the input."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Engine settings, by vLLM's names. Raises InputError for values that no engine starts with.
+
+    `num_blocks` counts usable KV blocks (vLLM's num_gpu_blocks - 1). `pipeline_depth` 2 is vLLM's async scheduling:
+    a step is decided while the one before it runs. `watermark`: share of the blocks that admission leaves free.
+    """
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    num_blocks: int = 8192
+    block_size: int = 16
+    watermark: float = 0.0
+    max_model_len: int = 2**31 - 1
+    enable_prefix_caching: bool = False
+    pipeline_depth: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"watermark={self.watermark}: expected a share from 0 to below 1")
+        if self.pipeline_depth not in (1, 2):
+            raise InputError(f"pipeline_depth={self.pipeline_depth}: expected 1 (synchronous) or 2 (async scheduling)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """Outcome of a run: the log, and the real seconds of each decision the policy was asked for."""
+
+    log: RunLog
+    decision_times: FloatArray
+
+
+def never_fits(workload: Workload, config: EngineConfig) -> IntArray:
+    """Requests that the engine cannot hold even alone: too long for the model, or for all its KV blocks."""
+    length = workload.num_prompt_tokens + workload.num_output_tokens
+    blocks = -(-np.maximum(length - 1, 1) // config.block_size)
+    return np.flatnonzero((blocks > config.num_blocks) | (length > config.max_model_len))
+
+
+def simulate(
+    workload: Workload,
+    policy: Policy,
+    truth: LatencyModel,
+    config: EngineConfig,
+    *,
+    belief: LatencyModel | None = None,
+    fast_forward: bool = True,
+    check: bool = False,
+    progress: Callable[[int, float], None] | None = None,
+    on_step: Callable[[StepView, Plan], None] | None = None,
+) -> RunResult:
+    """Run all requests to their end and return what happened.
+
+    truth: what a step really takes. belief: what the policy is told (default: the truth itself; hosts pass a fit).
+    fast_forward: advance stretches of plain decoding in compiled code when the policy allows it (`decode_runs`); the
+        result is the same, only faster.
+    check: audit all invariants after every step (slow; for tests).
+    progress: called now and then with (requests ended, simulated seconds).
+    on_step: called with every view and plan that the policy decided.
+
+    A request that can never fit is refused on arrival (end reason `rejected`). Raises PlanError when the policy asks
+    for the impossible, or leaves work undone for ever.
+    """
+    return _Run(workload, policy, truth, belief or truth, config, check).loop(fast_forward, progress, on_step)
+
+
+class _Run:
+    """State of one run."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        policy: Policy,
+        truth: LatencyModel,
+        belief: LatencyModel,
+        config: EngineConfig,
+        check: bool,
+    ) -> None:
+        self.workload, self.policy, self.belief, self.config, self.check = workload, policy, belief, config, check
+        self.latency: FloatArray = truth.packed
+        self.table = LiveTable()
+        self.arrivals = Arrivals(workload)
+        self.recorder = RunRecorder(workload, config)
+        self.run = self.recorder.arrays()
+        self.px = prefix.empty_state()
+        if config.enable_prefix_caching:
+            self.px = prefix.make_state(
+                config.num_blocks, config.block_size, workload.num_prompt_tokens, workload.num_output_tokens,
+                workload.hash_ids, workload.hash_block_size,
+            )  # fmt: skip
+        self.now = 0.0
+        self.free_at = 0.0  # when the last scheduled step ends: the next one starts then
+        self.in_flight: list[tuple[int, int, IntArray]] = []  # (step, rows, flight), oldest first
+        self.last: StepResult | None = None
+        self.observe: Callable[[StepResult], None] | None = getattr(policy, "observe", None)
+        self.finished = np.empty(config.max_num_seqs + 1, dtype=np.int64)
+        self.watermark_blocks = int(config.watermark * (config.num_blocks + 1))  # vLLM counts its null block in
+        self.decision_times: list[float] = []
+
+    def loop(
+        self,
+        fast_forward: bool,
+        progress: Callable[[int, float], None] | None,
+        on_step: Callable[[StepView, Plan], None] | None,
+    ) -> RunResult:
+        began = perf_counter()
+        runs = fast_forward and self.config.pipeline_depth == 1 and bool(getattr(self.policy, "decode_runs", False))
+        turns = 0
+        while True:
+            if self.arrivals.next_event <= self.now:
+                self._let_in()
+            if progress is not None and (turns := turns + 1) % 512 == 0:
+                progress(self.arrivals.ended, self.now)
+            if self.table.n:
+                if runs and self._run_decodes():
+                    continue
+                if self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
+                    continue
+            if self.in_flight:
+                self._end_oldest()
+            elif self.arrivals.next_event < math.inf:
+                self.now = max(self.now, self.arrivals.next_event)
+            elif self.table.n:
+                raise PlanError(f"policy {self._name} schedules nothing, with {self.table.n} requests live")
+            else:
+                break
+        if progress is not None:
+            progress(self.arrivals.ended, self.now)
+        times = np.array(self.decision_times)
+        log = self.recorder.log(self.run, self.arrivals, self.now, perf_counter() - began, float(times.sum()))
+        return RunResult(log, times)
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self.policy, "name", type(self.policy).__qualname__))
+
+    def _let_in(self) -> None:
+        """Append all requests that are due, and drop those whose client has given up."""
+        workload, config, table = self.workload, self.config, self.table
+        for index in self.arrivals.due(self.now):
+            prompt, output = int(workload.num_prompt_tokens[index]), int(workload.num_output_tokens[index])
+            fits = lifetime_blocks(prompt, output, config.block_size) <= config.num_blocks
+            if not fits or prompt + output > config.max_model_len:
+                self._end(index, REJECTED, self.now)
+                continue
+            self.run.request_ints[steps.ROW, index] = table.n
+            table.append_row(
+                (index, WAITING, prompt, workload.max_tokens[index], 0, 0, 0, 0, 0, 0, workload.priority[index], 0, -1,
+                 workload.tenant[index], workload.slo_class[index], 0),
+                (self.arrivals.time[index], workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
+                 math.nan, math.nan),
+            )  # fmt: skip
+        gone = [index for index in self.arrivals.given_up(self.now) if self.run.request_ints[steps.ROW, index] >= 0]
+        if gone:
+            self._drop(self.run.request_ints[steps.ROW, gone].copy(), ABORTED)
+
+    def _end(self, index: int, reason: int, time: float) -> None:
+        """Give a request its verdict; in a closed loop its user thinks, then sends the next one."""
+        self.run.request_ints[steps.END_REASON, index] = reason
+        self.run.request_ints[steps.ROW, index] = -1
+        self.run.request_floats[steps.END_TIME, index] = time
+        self.arrivals.end(index, time)
+
+    def _drop(self, rows: IntArray, reason: int) -> None:
+        """End live rows that the engine does not finish."""
+        table = self.table
+        for row in rows.tolist():
+            index = int(table.ints[INDEX, row])
+            steps.drop(table.ints, row, self.run, self.px)
+            self.run.request_ints[steps.DELIVERED, index] = table.ints[NUM_OUTPUT, row]
+            self._end(index, reason, self.now)
+            table.ints[STATUS, row] = -1
+        table.resized(int(steps.close_gaps(table.ints, table.floats, table.n, self.run)))
+
+    def _run_decodes(self) -> bool:
+        """Advance plain decoding in one call; False when the situation is another one."""
+        if self.table.n > self.config.max_num_seqs:
+            return False
+        before, table = self.recorder.reserve(_MAX_RUN), self.table
+        self.run = self.recorder.arrays()
+        scratch = self.recorder.scratch(table.n)
+        left, num_finished, self.now = steps.decode_run(
+            table.ints, table.floats, table.n, self.run, self.px, self.latency, self.now, self.arrivals.next_event,
+            _MAX_RUN, scratch[3:], self.finished, scratch,
+        )  # fmt: skip
+        if int(self.run.counters[steps.STEPS]) == before:
+            return False
+        self._after(int(left), int(num_finished), None)
+        return True
+
+    def _view(self) -> StepView:
+        config = self.config
+        if config.enable_prefix_caching:
+            prefix.refresh_hits(self.table.ints, self.table.n, self.px, config.block_size)
+        limits = Limits(
+            config.max_num_batched_tokens, config.max_num_seqs, config.block_size,
+            int(self.run.counters[steps.FREE]), config.num_blocks, self.watermark_blocks, config.max_model_len,
+        )  # fmt: skip
+        return StepView(self.now, self.table.live, limits, self.belief, self.last)
+
+    def _schedule(self, on_step: Callable[[StepView, Plan], None] | None) -> bool:
+        """Ask the policy for a step and launch it; False when it gives none."""
+        view = self._view()
+        began = perf_counter()
+        plan = self.policy.plan(view)
+        self.decision_times.append(perf_counter() - began)
+        if on_step is not None:
+            on_step(view, plan)
+        if plan.relegated.size or plan.rejected.size:
+            plan = self._relegate_and_reject(plan)
+        if not plan.rows.size and not plan.preempted.size:
+            return False
+        step = self.recorder.reserve(1)
+        self.run = self.recorder.arrays()
+        table, start = self.table, max(self.now, self.free_at)
+        flight = np.empty((2, plan.rows.size), dtype=np.int64)
+        if self.config.pipeline_depth == 1:
+            error, row, count, left, num_finished, end = steps.step_once(
+                table.ints, table.floats, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.run,
+                self.px, self.latency, start, flight, self.finished,
+            )  # fmt: skip
+            if error:
+                self._refuse(error, row)
+            self.now = end
+            self._after(left, num_finished, (step, flight[:, :count], plan.preempted))
+            return bool(count) or bool(plan.preempted.size)
+        error, row, count = steps.launch(
+            table.ints, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.run, self.px, self.latency,
+            start, flight,
+        )  # fmt: skip
+        if error:
+            self._refuse(error, row)
+        if count:
+            self.free_at = start + float(self.run.log_floats[steps.LOG_DURATION, step])
+            self.in_flight.append((step, count, flight))
+        return bool(count) or bool(plan.preempted.size)
+
+    def _refuse(self, error: int, row: int) -> None:
+        index = self.table.ints[INDEX, row] if 0 <= row < self.table.n else None
+        where = "" if index is None else f" (row {row}, request {index})"
+        raise PlanError(f"policy {self._name} {_PLAN_ERRORS[int(error)]}{where} at {self.now:.6f} s")
+
+    def _relegate_and_reject(self, plan: Plan) -> Plan:
+        """Mark relegated rows, end rejected ones, and renumber the rest of the plan."""
+        table = self.table
+        table.ints[RELEGATED, plan.relegated] = 1
+        self.recorder.relegated[table.ints[INDEX, plan.relegated]] = True
+        if not plan.rejected.size:
+            return plan
+        moved = np.ones(table.n, dtype=np.int64)
+        moved[plan.rejected] = 0
+        moved = np.cumsum(moved) - 1
+        self._drop(plan.rejected, REJECTED)
+        return Plan(moved[plan.rows], plan.num_scheduled_tokens, moved[plan.preempted])
+
+    def _end_oldest(self) -> None:
+        """Wait for the oldest step in flight."""
+        step, count, flight = self.in_flight.pop(0)
+        table = self.table
+        left, num_finished = steps.complete(
+            table.ints, table.floats, table.n, self.run, self.px, flight, count, step, self.finished
+        )
+        self.now = float(self.run.log_floats[steps.LOG_START, step] + self.run.log_floats[steps.LOG_DURATION, step])
+        self._after(int(left), int(num_finished), (step, flight[:, :count], _NO_ROWS))
+
+    def _after(self, left: int, num_finished: int, done: tuple[int, IntArray, IntArray] | None) -> None:
+        """What follows a step: retired rows leave the arrivals' books, the policy learns the outcome."""
+        if num_finished:
+            self.table.resized(left)
+            for index in self.finished[:num_finished].tolist():
+                self.arrivals.end(index, self.now)
+        if done is not None and self.observe is not None:
+            step, flight, preempted = done
+            self.last = StepResult(
+                flight[0], flight[1], preempted, self.finished[:num_finished].copy(),
+                float(self.run.log_floats[steps.LOG_DURATION, step]),
+            )  # fmt: skip
+            self.observe(self.last)
+        if self.check:
+            self.recorder.audit(self.table, self.run, self.px)
+

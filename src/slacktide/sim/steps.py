@@ -1,0 +1,356 @@
+"""The compiled half of the simulator: carry a plan out, end the step, run through stretches of plain decoding.
+
+All functions work on the live table's matrices and on the run's own arrays (layout below).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from slacktide.core.kernels import compiled, list_order
+from slacktide.core.kernels_latency import potential_packed, step_time_packed
+from slacktide.core.live import (
+    ADMISSION_ORDER,
+    FIRST_TOKEN,
+    INDEX,
+    LAST_TOKEN,
+    NUM_BLOCKS,
+    NUM_CACHED,
+    NUM_CACHED_FREE,
+    NUM_COMPUTED,
+    NUM_FLOAT_FIELDS,
+    NUM_IN_FLIGHT,
+    NUM_INT_FIELDS,
+    NUM_OUTPUT,
+    NUM_PREEMPTIONS,
+    NUM_PROMPT,
+    STATUS,
+)
+from slacktide.core.shape import (
+    DECODE_CONTEXT,
+    DECODE_MAX_CONTEXT,
+    NUM_DECODES,
+    NUM_PREFILLS,
+    NUM_SEQUENCES,
+    NUM_TOKENS,
+    PREFILL_CONTEXT,
+    PREFILL_MAX,
+    PREFILL_POTENTIAL,
+    PREFILL_SQUARE,
+    PREFILL_TOKENS,
+    PREFILL_WORK,
+    SHAPE_SIZE,
+)
+from slacktide.core.types import PREEMPTED, RUNNING, FloatArray, IntArray
+from slacktide.sim.prefix import PrefixState, lookup, publish, release, take_hits, take_new
+
+Int32Array = npt.NDArray[np.int32]
+
+# RunArrays.counters
+FREE, ADMISSIONS, STEPS = range(3)
+# RunArrays.limits
+MAX_TOKENS_STEP, MAX_SEQS, BLOCK_SIZE = range(3)
+# RunArrays.request_ints, per request
+TRUE_OUTPUT, TOKEN_OFFSET, END_REASON, PREEMPTIONS, RECOMPUTED, CACHED, SCHEDULED, ROW, STAMP, DELIVERED = range(10)
+# RunArrays.request_floats, per request
+FIRST_SCHEDULED, END_TIME = range(2)
+# RunArrays.log_ints, per step; log_floats: start and duration in seconds
+(LOG_TOKENS, LOG_PREFILL_TOKENS, LOG_PREFILLS, LOG_DECODES, LOG_RUNNING, LOG_WAITING, LOG_FREE, LOG_PREEMPTED) = range(8)
+LOG_START, LOG_DURATION = range(2)
+
+OPEN = -1  # END_REASON of a request that has not ended
+FINISHED = 0
+# What can be wrong with a plan; the messages are in engine.py.
+BAD_ROW, TWICE, BAD_TOKENS, OVER_BUDGET, OVER_SEQS, NO_BLOCKS, BAD_VICTIM = range(1, 8)
+
+
+class RunArrays(NamedTuple):
+    """Everything a run writes, apart from the live table."""
+
+    counters: IntArray
+    limits: IntArray
+    request_ints: IntArray
+    request_floats: FloatArray
+    token_step: Int32Array
+    log_ints: Int32Array
+    log_floats: FloatArray
+
+
+@compiled
+def drop(ints: IntArray, row: int, run: RunArrays, px: PrefixState) -> None:
+    """Free the KV of a row."""
+    blocks = ints[NUM_BLOCKS, row]
+    if px.slot_of.size > 0:
+        blocks = release(px, ints[INDEX, row], blocks)
+    run.counters[FREE] += blocks
+    ints[NUM_BLOCKS, row] = 0
+
+
+@compiled
+def preempt(ints: IntArray, row: int, run: RunArrays, px: PrefixState) -> None:
+    """Recompute preemption: the row waits again and loses all computed tokens."""
+    index = ints[INDEX, row]
+    drop(ints, row, run, px)
+    run.request_ints[RECOMPUTED, index] += ints[NUM_COMPUTED, row]
+    run.request_ints[PREEMPTIONS, index] += 1
+    ints[NUM_PREEMPTIONS, row] += 1
+    ints[NUM_COMPUTED, row] = 0
+    ints[NUM_IN_FLIGHT, row] = 0  # the token in flight is still delivered when its step ends
+    ints[STATUS, row] = PREEMPTED
+    ints[ADMISSION_ORDER, row] = -1
+
+
+@compiled
+def _admit(ints: IntArray, row: int, tokens: int, run: RunArrays, px: PrefixState) -> int:
+    """Seat a waiting row; returns the tokens it can take (0: its blocks do not fit after all)."""
+    index, block_size = ints[INDEX, row], run.limits[BLOCK_SIZE]
+    if px.slot_of.size > 0:
+        known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
+        hits, unheld = lookup(px, index, known, block_size)
+        computed = hits * block_size
+        tokens = min(tokens, known - computed)
+        if -(-(computed + tokens) // block_size) - hits + unheld > run.counters[FREE]:
+            return 0  # rows before it in this step evicted blocks that it would have found
+        run.counters[FREE] -= take_hits(px, index, hits)
+        ints[NUM_COMPUTED, row] = computed
+        ints[NUM_BLOCKS, row] = hits
+        run.request_ints[CACHED, index] += computed
+        ints[NUM_CACHED, row] = 0
+        ints[NUM_CACHED_FREE, row] = 0
+    ints[STATUS, row] = RUNNING
+    ints[ADMISSION_ORDER, row] = run.counters[ADMISSIONS]
+    run.counters[ADMISSIONS] += 1
+    return tokens
+
+
+@compiled
+def launch(
+    ints: IntArray,
+    n: int,
+    rows: IntArray,
+    tokens: IntArray,
+    preempted: IntArray,
+    run: RunArrays,
+    px: PrefixState,
+    latency: FloatArray,
+    start: float,
+    flight: IntArray,
+) -> tuple[int, int, int]:
+    """Carry out a plan: preempt, admit, allocate, advance, and log a step that begins at `start`.
+
+    Writes (request, emits a token?) of each row into `flight`; returns (error code, offending row, rows in flight).
+    The step's duration is in the log. `latency` is the truth model, packed. Long: one pass over the plan's rows.
+    """
+    for i in range(preempted.size):
+        row = preempted[i]
+        if row < 0 or row >= n or ints[STATUS, row] != RUNNING:
+            return BAD_VICTIM, row, 0
+        preempt(ints, row, run, px)
+    num_running = 0
+    for row in range(n):
+        if ints[STATUS, row] == RUNNING:
+            num_running += 1
+    shape = np.zeros(SHAPE_SIZE)
+    block_size, step, count = run.limits[BLOCK_SIZE], run.counters[STEPS], 0
+    for i in range(rows.size):
+        row, c = rows[i], tokens[i]
+        if row < 0 or row >= n:
+            return BAD_ROW, row, count
+        index = ints[INDEX, row]
+        if run.request_ints[STAMP, index] == step:
+            return TWICE, row, count
+        run.request_ints[STAMP, index] = step
+        known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row] + ints[NUM_IN_FLIGHT, row]
+        if c <= 0 or c > known - ints[NUM_COMPUTED, row]:
+            return BAD_TOKENS, row, count
+        if ints[STATUS, row] != RUNNING:
+            c = _admit(ints, row, c, run, px)
+            if c == 0:
+                continue
+            num_running += 1
+            if np.isnan(run.request_floats[FIRST_SCHEDULED, index]):
+                run.request_floats[FIRST_SCHEDULED, index] = start
+        u = ints[NUM_COMPUTED, row]
+        held = ints[NUM_BLOCKS, row]
+        blocks = -(-(u + c) // block_size)
+        if blocks - held > run.counters[FREE]:
+            return NO_BLOCKS, row, count
+        run.counters[FREE] -= blocks - held
+        ints[NUM_BLOCKS, row] = blocks
+        if px.slot_of.size > 0:
+            take_new(px, index, held, blocks)
+            publish(px, index, u // block_size, min(u + c, known) // block_size)
+        emits = u + c == known
+        shape[NUM_TOKENS] += c
+        if known - u == 1 and known > ints[NUM_PROMPT, row]:
+            shape[NUM_DECODES] += 1
+            shape[DECODE_CONTEXT] += u
+            shape[DECODE_MAX_CONTEXT] = max(shape[DECODE_MAX_CONTEXT], float(u))
+        else:
+            shape[NUM_PREFILLS] += 1
+            shape[PREFILL_TOKENS] += c
+            shape[PREFILL_CONTEXT] += u
+            shape[PREFILL_WORK] += float(c) * float(u + c)
+            shape[PREFILL_SQUARE] += float(c) * float(c)
+            shape[PREFILL_MAX] = max(shape[PREFILL_MAX], float(c))
+            shape[PREFILL_POTENTIAL] += potential_packed(latency, float(u + c)) - potential_packed(latency, float(u))
+        ints[NUM_COMPUTED, row] = u + c
+        ints[NUM_IN_FLIGHT, row] += 1 if emits else 0
+        run.request_ints[SCHEDULED, index] += c
+        flight[0, count] = index
+        flight[1, count] = 1 if emits else 0
+        count += 1
+    if shape[NUM_TOKENS] > run.limits[MAX_TOKENS_STEP]:
+        return OVER_BUDGET, -1, count
+    if num_running > run.limits[MAX_SEQS]:
+        return OVER_SEQS, -1, count
+    if count > 0:
+        shape[NUM_SEQUENCES] = count
+        run.log_floats[LOG_START, step] = start
+        run.log_floats[LOG_DURATION, step] = step_time_packed(latency, shape)
+        run.log_ints[LOG_TOKENS, step] = int(shape[NUM_TOKENS])
+        run.log_ints[LOG_PREFILL_TOKENS, step] = int(shape[PREFILL_TOKENS])
+        run.log_ints[LOG_PREFILLS, step] = int(shape[NUM_PREFILLS])
+        run.log_ints[LOG_DECODES, step] = int(shape[NUM_DECODES])
+        run.log_ints[LOG_RUNNING, step] = num_running
+        run.log_ints[LOG_WAITING, step] = n - num_running
+        run.log_ints[LOG_FREE, step] = run.counters[FREE]
+        run.log_ints[LOG_PREEMPTED, step] = preempted.size
+        run.counters[STEPS] += 1
+    return 0, 0, count
+
+
+@compiled
+def complete(
+    ints: IntArray,
+    floats: FloatArray,
+    n: int,
+    run: RunArrays,
+    px: PrefixState,
+    flight: IntArray,
+    count: int,
+    step: int,
+    finished: IntArray,
+) -> tuple[int, int]:
+    """End a step: deliver its tokens, retire what is done. Returns (rows left, how many finished).
+
+    Writes the finished requests' numbers into `finished`, in the order of the step's rows.
+    """
+    end = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
+    num_finished = 0
+    for i in range(count):
+        index = flight[0, i]
+        row = run.request_ints[ROW, index]
+        if row < 0 or flight[1, i] == 0:
+            continue  # ended while the step ran, or a chunk that emits nothing
+        output = ints[NUM_OUTPUT, row]
+        run.token_step[run.request_ints[TOKEN_OFFSET, index] + output] = step
+        ints[NUM_OUTPUT, row] = output + 1
+        if ints[NUM_IN_FLIGHT, row] > 0:
+            ints[NUM_IN_FLIGHT, row] -= 1
+        if output == 0:
+            floats[FIRST_TOKEN, row] = end
+        floats[LAST_TOKEN, row] = end
+        if output + 1 == run.request_ints[TRUE_OUTPUT, index]:
+            drop(ints, row, run, px)
+            run.request_ints[END_REASON, index] = FINISHED
+            run.request_ints[DELIVERED, index] = output + 1
+            run.request_floats[END_TIME, index] = end
+            run.request_ints[ROW, index] = -1
+            ints[STATUS, row] = -1
+            finished[num_finished] = index
+            num_finished += 1
+    if num_finished > 0:
+        n = close_gaps(ints, floats, n, run)
+    return n, num_finished
+
+
+@compiled
+def close_gaps(ints: IntArray, floats: FloatArray, n: int, run: RunArrays) -> int:
+    """Drop rows whose status is negative, keeping the order of the others; returns how many are left."""
+    left = 0
+    for row in range(n):
+        if ints[STATUS, row] < 0:
+            continue
+        if left != row:
+            for field in range(NUM_INT_FIELDS):
+                ints[field, left] = ints[field, row]
+            for field in range(NUM_FLOAT_FIELDS):
+                floats[field, left] = floats[field, row]
+            run.request_ints[ROW, ints[INDEX, left]] = left
+        left += 1
+    return left
+
+
+@compiled
+def step_once(
+    ints: IntArray,
+    floats: FloatArray,
+    n: int,
+    rows: IntArray,
+    tokens: IntArray,
+    preempted: IntArray,
+    run: RunArrays,
+    px: PrefixState,
+    latency: FloatArray,
+    start: float,
+    flight: IntArray,
+    finished: IntArray,
+) -> tuple[int, int, int, int, int, float]:
+    """Launch and complete in one call: (error, offending row, rows run, rows left, finished, end of the step)."""
+    step = run.counters[STEPS]
+    error, row, count = launch(ints, n, rows, tokens, preempted, run, px, latency, start, flight)
+    if error != 0 or count == 0:
+        return error, row, count, n, 0, start
+    n, num_finished = complete(ints, floats, n, run, px, flight, count, step, finished)
+    return 0, 0, count, n, num_finished, run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
+
+
+@compiled
+def decode_run(
+    ints: IntArray,
+    floats: FloatArray,
+    n: int,
+    run: RunArrays,
+    px: PrefixState,
+    latency: FloatArray,
+    start: float,
+    until: float,
+    max_steps: int,
+    flight: IntArray,
+    finished: IntArray,
+    scratch: IntArray,
+) -> tuple[int, int, float]:
+    """Run steps that give every live row one token, while all of them decode and blocks suffice.
+
+    Stops after a step in which a request finished, once the clock reaches `until` (the next arrival or abort), or
+    after `max_steps`. Each step goes through the same code as a planned one, rows in order of admission. Returns (rows
+    left, finished, clock); no step at all when the situation is another one.
+    """
+    none = scratch[2, :0]
+    order, ones = scratch[0], scratch[1]
+    if list_order(ints, n, order) < n or n > min(run.limits[MAX_TOKENS_STEP], run.limits[MAX_SEQS]):
+        return n, 0, start
+    for row in range(n):
+        if ints[NUM_OUTPUT, row] == 0 or ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row] - ints[NUM_COMPUTED, row] != 1:
+            return n, 0, start
+        ones[row] = 1
+    for _ in range(max_steps):
+        if start >= until:
+            break
+        blocks = 0
+        for row in range(n):
+            if ints[NUM_COMPUTED, row] % run.limits[BLOCK_SIZE] == 0:
+                blocks += 1
+        if blocks > run.counters[FREE]:
+            break
+        step = run.counters[STEPS]
+        launch(ints, n, order[:n], ones[:n], none, run, px, latency, start, flight)
+        n, num_finished = complete(ints, floats, n, run, px, flight, n, step, finished)
+        start = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
+        if num_finished > 0:
+            return n, num_finished, start
+    return n, 0, start
