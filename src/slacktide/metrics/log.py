@@ -175,7 +175,7 @@ class RunLog:
         _require((self.token_step is None) != (self.token_time is None), "token_step, token_time", "exactly one", "")
         total = int(offsets[-1])
         if self.token_step is not None:
-            low, high = (int(self.token_step.min()), int(self.token_step.max())) if total else (0, -1)
+            low, high = (int(np.min(self.token_step)), int(np.max(self.token_step))) if total else (0, -1)
             _require(low >= 0 and high < m, "token_step", f"indices of {m} steps", (low, high))
             self._set("token_step", self.token_step, "i4", total)
         else:
@@ -195,14 +195,14 @@ class RunLog:
             follows &= ~np.isnan(times)
             _require(bool(follows.all()), "token times", "rising within a request", "a fall or NaN")
         early = self.first_token_time < self.arrival_time
-        _require(not early.any(), "token times", "none before its request arrives", f"row {int(early.argmax())}")
+        _require_no_row(early, "token times", "none before its request arrives")
         known, reason = ~np.isnan(self.end_time), self.end_reason
         bad = known & (self.end_time < np.fmax(self.arrival_time, self.last_token_time))
-        _require(not bad.any(), "end_time", "not before the last token", f"row {int(bad.argmax())}")
+        _require_no_row(bad, "end_time", "not before the last token")
         codes_fit = int(reason.min(initial=0)) >= 0 and int(reason.max(initial=0)) < len(END_REASONS)
         _require(codes_fit, "end_reason", f"0..{len(END_REASONS) - 1}", reason)
         bad = known == (reason == CUT_OFF)
-        _require(not bad.any(), "end_time", "NaN for cut_off rows, and only there", f"row {int(bad.argmax())}")
+        _require_no_row(bad, "end_time", "NaN for cut_off rows, and only there")
 
     @property
     def n(self) -> int:
@@ -290,3 +290,8 @@ def _absent(column: object) -> bool:
 def _require(fits: bool, column: str, expected: str, found: object) -> None:
     if not fits:
         raise ValueError(f"RunLog: {column}: expected {expected}, found {found}")
+
+
+def _require_no_row(bad: BoolArray, column: str, expected: str) -> None:
+    for row in np.flatnonzero(bad):
+        _require(False, column, expected, f"row {row}")
