@@ -1,0 +1,1 @@
+"""Packaged traces; see README.md here for sources and licences."""
