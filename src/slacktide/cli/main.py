@@ -23,7 +23,6 @@ from slacktide.errors import InputError, unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
-    "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
     "traces": ("slacktide.cli.traces", "list the packaged traces, with their sources"),
     "doctor": ("slacktide.cli.doctor", "check versions, vLLM and what this machine can run"),
 }

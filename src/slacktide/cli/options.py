@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from slacktide.errors import InputError
+
 if TYPE_CHECKING:
     from slacktide.core.spec import PolicySpec
-
-ARRIVALS = ("trace", "poisson", "gamma", "onoff", "ramp", "closed")
 
 
 class Invalid(argparse.ArgumentTypeError, ValueError):
@@ -205,17 +205,31 @@ def add_load(parser: argparse.ArgumentParser, *, rates: bool = True) -> None:
             help="requests per second; a trace's own times are rescaled to it (default: the trace's own rate)",
         )
     group.add_argument(
-        "--arrival", choices=ARRIVALS, help="how requests arrive (default: trace, or poisson for data without times)"
+        "--arrival",
+        default="trace",
+        metavar="PROCESS",
+        help="trace, poisson, gamma, onoff, ramp or closed, with its parameters: onoff:on=10,off=20,ratio=4 "
+        "(default: trace, or poisson for data without times)",
     )
     group.add_argument(
         "--burstiness",
         type=positive,
-        default=1.0,
         metavar="B",
-        help="shape of gamma arrivals: 1 = Poisson, below 1 = burstier (default: 1)",
+        help="gamma arrivals of this shape: 1 = Poisson, below 1 = burstier",
     )
     group.add_argument("--num-prompts", type=count, metavar="N", help="how many requests (default: the trace's)")
     group.add_argument("--max-concurrency", type=count, metavar="N", help="most requests in the system at once")
+
+
+def arrival(args: argparse.Namespace) -> str:
+    """The arrival process as `workload.arrivals.parse_arrival` reads it: `--burstiness` alone means gamma, as in
+    `vllm bench serve`. Raises InputError when both cannot hold."""
+    kind: str = args.arrival
+    if args.burstiness is None:
+        return kind
+    if kind not in ("trace", "poisson", "gamma"):
+        raise InputError(f"--burstiness {args.burstiness:g} does not go with --arrival {kind}: leave one out")
+    return f"gamma:burstiness={args.burstiness:g}"
 
 
 def add_targets(parser: argparse.ArgumentParser) -> None:
