@@ -10,10 +10,16 @@ from slacktide.workload.requests import Workload
 
 
 class Arrivals:
-    """Hands out requests when they are due, in (time, index) order, and tells when a client gives up."""
+    """Hands out requests when they are due, in (time, index) order, and tells when a client gives up.
 
-    def __init__(self, workload: Workload) -> None:
+    `time` holds the intended send times: latencies count from there. With `max_concurrency` a client sends a request
+    only once fewer than that many are in the system (vllm bench's semaphore), so the engine sees it later.
+    """
+
+    def __init__(self, workload: Workload, max_concurrency: int | None = None) -> None:
         self._closed = workload.closed
+        self._room: float = math.inf if max_concurrency is None else max_concurrency
+        self._room_since = 0.0  # when a client last found the system no longer full
         self.time: FloatArray = workload.arrival_time.copy()
         self._patience = (workload.abort_time - workload.arrival_time).tolist()
         self._impatient = min(self._patience) < math.inf
@@ -34,7 +40,9 @@ class Arrivals:
         heapq.heappush(self._queue, (time, index))
 
     def _find_next_event(self) -> None:
-        if self._closed is not None:
+        if self._room < 1:
+            time = math.inf
+        elif self._closed is not None:
             time = self._queue[0][0] if self._queue else math.inf
         else:
             time = self._times[self._next] if self._next < len(self._times) else math.inf
@@ -44,19 +52,25 @@ class Arrivals:
         """Requests that have arrived by `now` and were not handed out before."""
         found = []
         if self._closed is not None:
-            while self._queue and self._queue[0][0] <= now:
+            while self._queue and self._queue[0][0] <= now and len(found) < self._room:
                 found.append(heapq.heappop(self._queue)[1])
         else:
             first = self._next
-            while self._next < len(self._times) and self._times[self._next] <= now:
+            last = min(len(self._times), first + self._room)
+            while self._next < last and self._times[self._next] <= now:
                 self._next += 1
             found = list(range(first, self._next))
+        self._room -= len(found)
         if self._impatient:
             for index in found:
                 if self._patience[index] < math.inf:
                     heapq.heappush(self._aborts, (float(self.time[index]) + self._patience[index], index))
         self._find_next_event()
         return found
+
+    def sent(self, index: int) -> float:
+        """When the engine sees a request: on arrival, or once the client's semaphore lets it go."""
+        return max(float(self.time[index]), self._room_since)
 
     def given_up(self, now: float) -> list[int]:
         """Requests whose client's patience ended by `now` (whether or not they have ended already)."""
@@ -70,6 +84,11 @@ class Arrivals:
     def end(self, index: int, time: float) -> None:
         """A request ended; in a closed loop its user sends the next one after thinking."""
         self.ended += 1
+        self._room += 1
+        if self._room == 1:
+            self._room_since = time
         if self._closed is not None and self._next < len(self._times):
             self._send(time + self._closed.think_time)
+            self._find_next_event()
+        elif self._room == 1:
             self._find_next_event()

@@ -97,6 +97,7 @@ def simulate(
     check: bool = False,
     progress: Callable[[int, float], None] | None = None,
     on_step: Callable[[StepView, Plan], None] | None = None,
+    max_concurrency: int | None = None,
 ) -> RunResult:
     """Run all requests to their end and return what happened.
 
@@ -106,11 +107,12 @@ def simulate(
     check: audit all invariants after every step (slow; for tests).
     progress: called now and then with (requests ended, simulated seconds).
     on_step: called with every view and plan that the policy decided.
+    max_concurrency: most requests in the system; later ones wait at the client, and that wait counts.
 
     A request that can never fit is refused on arrival (end reason `rejected`). Raises PlanError when the policy asks
     for the impossible, or leaves work undone for ever.
     """
-    return _Run(workload, policy, truth, belief or truth, config, check).loop(fast_forward, progress, on_step)
+    return _Run(workload, policy, truth, belief or truth, config, check, max_concurrency).loop(fast_forward, progress, on_step)
 
 
 class _Run:
@@ -124,11 +126,12 @@ class _Run:
         belief: LatencyModel,
         config: EngineConfig,
         check: bool,
+        max_concurrency: int | None,
     ) -> None:
         self.workload, self.policy, self.belief, self.config, self.check = workload, policy, belief, config, check
         self.latency: FloatArray = truth.packed
         self.table = LiveTable()
-        self.arrivals = Arrivals(workload)
+        self.arrivals = Arrivals(workload, max_concurrency)
         self.recorder = RunRecorder(workload, config)
         self.run = self.recorder.arrays()
         self.px = prefix.empty_state()
@@ -196,7 +199,7 @@ class _Run:
             table.append_row(
                 (index, WAITING, prompt, workload.max_tokens[index], 0, 0, 0, 0, 0, 0, workload.priority[index], 0, -1,
                  workload.tenant[index], workload.slo_class[index], 0),
-                (self.arrivals.time[index], workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
+                (self.arrivals.sent(index), workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
                  math.nan, math.nan),
             )  # fmt: skip
         gone = [index for index in self.arrivals.given_up(self.now) if self.run.request_ints[steps.ROW, index] >= 0]
