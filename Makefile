@@ -79,13 +79,22 @@ bench: $(VENV)/.stamp-dev ## run benchmarks/NAME/run.py: make bench NAME=...
 
 # ---- gates ------------------------------------------------------------------------------------------------------------
 
-.PHONY: check test format golden clean
-check: $(VENV)/.stamp-dev ## format, lint, types, directions of imports
+# One target per tool: `make -k check` goes on after the first that complains.
+.PHONY: check check-format check-lint check-types check-core-types check-imports
+check: check-format check-lint check-types check-core-types check-imports ## format, lint, types, directions of imports
+check-format check-lint check-types check-core-types check-imports: $(VENV)/.stamp-dev
+check-format:
 	$(PY) -m ruff format --check .
+check-lint:
 	$(PY) -m ruff check .
+check-types:
 	$(PY) -m mypy
+check-core-types:
 	$(PY) -m basedpyright --pythonpath $(PY)
+check-imports:
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
+
+.PHONY: test format golden clean
 
 test: $(VENV)/.stamp-dev ## the whole test suite
 	$(PY) -m pytest -n $(JOBS) $(ARGS)

@@ -81,6 +81,15 @@ def test_decisions_are_numbered_and_complete():
         assert headings == ["Context", "Choice", "Confirmation"], name(path)
 
 
+def test_every_data_file_is_packaged():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["slacktide"]
+    package = ROOT / "src/slacktide"
+    packaged = {path for pattern in settings for path in package.glob(pattern)}
+    ours = {path for path in tracked() if package in path.parents and path.suffix != ".py"}
+    assert ours
+    assert ours - packaged == set()
+
+
 # ---- requirements ----------------------------------------------------------------------------------------------------
 
 
