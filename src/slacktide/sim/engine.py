@@ -232,8 +232,8 @@ class _Run:
         self.run = self.recorder.arrays()
         scratch = self.recorder.scratch(table.n)
         left, num_finished, self.now = steps.decode_run(
-            table.ints, table.floats, table.n, self.run, self.px, self.latency, self.now, self.arrivals.next_event,
-            _MAX_RUN, scratch[3:], self.finished, scratch,
+            table.ints, table.floats, table.n, self.latency, self.now, self.arrivals.next_event, _MAX_RUN, scratch[3:],
+            self.finished, scratch, *self.run, *self.px,
         )  # fmt: skip
         if int(self.run.counters[steps.STEPS]) == before:
             return False
@@ -268,8 +268,8 @@ class _Run:
         flight = np.empty((2, plan.rows.size), dtype=np.int64)
         if self.config.pipeline_depth == 1:
             error, row, count, left, num_finished, end = steps.step_once(
-                table.ints, table.floats, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.run,
-                self.px, self.latency, start, flight, self.finished,
+                table.ints, table.floats, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.latency,
+                start, flight, self.finished, *self.run, *self.px,
             )  # fmt: skip
             if error:
                 self._refuse(error, row)

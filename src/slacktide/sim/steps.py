@@ -5,7 +5,7 @@ All functions work on the live table's matrices and on the run's own arrays (lay
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -286,6 +286,12 @@ def close_gaps(ints: IntArray, floats: FloatArray, n: int, run: RunArrays) -> in
 
 
 @compiled
+def _bundle(state: Any) -> tuple[RunArrays, PrefixState]:
+    run = RunArrays(state[0], state[1], state[2], state[3], state[4], state[5], state[6])
+    return run, PrefixState(state[7], state[8], state[9], state[10], state[11])
+
+
+@compiled
 def step_once(
     ints: IntArray,
     floats: FloatArray,
@@ -293,14 +299,17 @@ def step_once(
     rows: IntArray,
     tokens: IntArray,
     preempted: IntArray,
-    run: RunArrays,
-    px: PrefixState,
     latency: FloatArray,
     start: float,
     flight: IntArray,
     finished: IntArray,
+    *state: Any,
 ) -> tuple[int, int, int, int, int, float]:
-    """Launch and complete in one call: (error, offending row, rows run, rows left, finished, end of the step)."""
+    """Launch and complete in one call: (error, offending row, rows run, rows left, finished, end of the step).
+
+    `state` is the arrays of RunArrays and PrefixState, one by one: numba takes a named tuple apart five times slower.
+    """
+    run, px = _bundle(state)
     step = run.counters[STEPS]
     error, row, count = launch(ints, n, rows, tokens, preempted, run, px, latency, start, flight)
     if error != 0 or count == 0:
@@ -314,8 +323,6 @@ def decode_run(
     ints: IntArray,
     floats: FloatArray,
     n: int,
-    run: RunArrays,
-    px: PrefixState,
     latency: FloatArray,
     start: float,
     until: float,
@@ -323,13 +330,15 @@ def decode_run(
     flight: IntArray,
     finished: IntArray,
     scratch: IntArray,
+    *state: Any,
 ) -> tuple[int, int, float]:
     """Run steps that give every live row one token, while all of them decode and blocks suffice.
 
     Stops after a step in which a request finished, once the clock reaches `until` (the next arrival or abort), or
     after `max_steps`. Each step goes through the same code as a planned one, rows in order of admission. Returns (rows
-    left, finished, clock); no step at all when the situation is another one.
+    left, finished, clock); no step at all when the situation is another one. `state` as in `step_once`.
     """
+    run, px = _bundle(state)
     none = scratch[2, :0]
     order, ones = scratch[0], scratch[1]
     if list_order(ints, n, order) < n or n > min(run.limits[MAX_TOKENS_STEP], run.limits[MAX_SEQS]):
