@@ -73,7 +73,7 @@ def plain_verdict(log: RunLog, i: int, mode: str, share: float) -> bool | None:
     if reason not in (FINISHED, CUT_OFF) and not left:
         return False
     is_open = reason == CUT_OFF or left
-    now = float(log.end_time[i]) if left else log.end_of_run
+    now = float(log.abort_time[i]) if left else log.end_of_run
     ok = True
     if times:
         ok = times[0] <= token_deadline(a, ttft, tbt, 0)

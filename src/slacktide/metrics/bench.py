@@ -29,32 +29,38 @@ MAX_TOKENS = 1e9
 """Longest prompt or output believed: a hundred times the largest context window any model offers."""
 
 
-def bench_log(result: dict[str, Any] | str | os.PathLike[str], slo: SLO | None = None) -> RunLog:
-    """Read a detailed vllm bench result (the parsed JSON object, or a path) and judge its requests by `slo`.
-
-    Times count from the first request's start. What had to be left out, counted or assumed stands in `notes`. Raises
-    InputError for a file that is missing, malformed, has no per-request arrays, arrays of different lengths, or
-    values that are no lengths or times.
-    """
-    if isinstance(result, dict):
-        return _Reader("vllm bench result", result).log(slo)
-    return _Reader(str(result), read_json(result)).log(slo)
-
-
-def bench_summary(
+def bench_run(
     result: dict[str, Any] | str | os.PathLike[str],
     slo: SLO | None = None,
     *,
     mode: str = "deadline",
     tolerated_late_share: float = 0.0,
-) -> dict[str, Any]:
-    """`summarize` of such a file, with failures listed apart: failed_with_error, failed_empty, completed_in_file."""
+    where: str = "vllm bench result",
+) -> tuple[RunLog, dict[str, Any]]:
+    """Read a detailed vllm bench result (the parsed JSON object, named `where` in errors, or a path), judged by `slo`.
+
+    The run: times count from the first request's start; what was left out, counted or assumed stands in `notes`. The
+    summary: `summarize` of it with the failures listed apart: failed_with_error, failed_empty, completed_in_file.
+    Raises InputError for a file that is missing or malformed, that has no per-request arrays or arrays of different
+    lengths, or holds values that are no lengths or times.
+    """
     data = result if isinstance(result, dict) else read_json(result)
-    reader = _Reader("vllm bench result" if data is result else str(result), data)
-    summary = summarize(reader.log(slo), mode=mode, tolerated_late_share=tolerated_late_share)
+    reader = _Reader(where if data is result else str(result), data)
+    log = reader.log(slo)
+    summary = summarize(log, mode=mode, tolerated_late_share=tolerated_late_share)
     failed = reader.failed_with_error
     summary |= {"failed_with_error": failed, "failed_empty": summary["failed"] - failed}
-    return summary | {"completed_in_file": data.get("completed")}
+    return log, summary | {"completed_in_file": data.get("completed")}
+
+
+def bench_log(result: dict[str, Any] | str | os.PathLike[str], slo: SLO | None = None) -> RunLog:
+    """The run of `bench_run`."""
+    return bench_run(result, slo)[0]
+
+
+def bench_summary(result: dict[str, Any] | str | os.PathLike[str], slo: SLO | None = None) -> dict[str, Any]:
+    """The summary of `bench_run`."""
+    return bench_run(result, slo)[1]
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -197,9 +197,9 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
         raise unknown_name("SLO mode", mode, MODES)
     if not 0 <= tolerated_late_share <= 1:
         raise InputError(f"tolerated share of late tokens: expected 0 to 1, found {tolerated_late_share}")
-    left = (log.end_reason == ABORTED) & (log.abort_time <= log.end_time)
+    left = (log.end_reason == ABORTED) & (log.abort_time <= log.end_time + TIME_TOLERANCE)
     is_open = left | (log.end_reason == CUT_OFF)
-    now = np.where(left, log.end_time, log.end_of_run)
+    now = np.where(left, log.abort_time, log.end_of_run)
     anchor, to_first = _deadline_anchor(log)
     none_yet = is_open & (log.num_entries == 0)
     first_seen = np.where(none_yet, now, log.first_token_time)

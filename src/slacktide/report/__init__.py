@@ -1,0 +1,1 @@
+"""Results for people: files, tables, figures. Nothing heavy is imported before it is used."""

@@ -1,0 +1,136 @@
+"""Results of any kind as records: our files, a directory of them, and vllm bench's."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from slacktide.core.types import SLO
+from slacktide.errors import InputError
+from slacktide.metrics.bench import bench_run, read_json
+from slacktide.metrics.log import RunLog
+from slacktide.metrics.slo import with_slo
+from slacktide.metrics.summary import summarize
+from slacktide.report.files import DETAILED, REQUESTS, SUMMARY, Record, read_run
+
+COMPARE = "compare.json"
+
+_ARRAYS = ("ttfts", "itls", "input_lens", "output_lens")
+_BENCH_SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")
+_KINDS = "a run's summary.json, a comparison, or a result of `vllm bench serve --save-result`"
+
+
+def load_results(
+    path: str | os.PathLike[str], slo: SLO | None = None, *, mode: str = "deadline", tolerated_late_share: float = 0.0
+) -> list[Record]:
+    """Records of the results at `path`: a file, or a directory that holds a run, a comparison or several of either.
+
+    With `slo` every run is judged anew by it, in `mode`; that needs per-request figures. Raises InputError for what
+    is no result, or cannot be judged.
+    """
+    return [record for record, _ in load_runs(path, slo, mode=mode, tolerated_late_share=tolerated_late_share)]
+
+
+def load_runs(
+    path: str | os.PathLike[str], slo: SLO | None = None, *, mode: str = "deadline", tolerated_late_share: float = 0.0
+) -> list[tuple[Record, RunLog | None]]:
+    """As `load_results`, each record with the run itself where the files hold it (figures need it)."""
+    judged: list[tuple[Record, RunLog | None]] = []
+    for record, log in _load_any(Path(path)):
+        if slo is None:
+            judged.append((record, log))
+            continue
+        if log is None:
+            label = record.get("label")
+            raise InputError(
+                f"{path}: run {label!r} has no per-request figures to judge by an SLO: give the directory that --out "
+                "wrote, or a file written with --save-detailed"
+            )
+        again = with_slo(log, slo)
+        summary = summarize(again, mode=mode, tolerated_late_share=tolerated_late_share)
+        extra = {key: value for key, value in record["summary"].items() if key not in summary}
+        judged.append((record | {"summary": summary | extra}, again))
+    return judged
+
+
+def _load_any(path: Path) -> list[tuple[Record, RunLog | None]]:
+    if not path.exists():
+        raise InputError(f"{path}: no such file or directory")
+    return _load_directory(path) if path.is_dir() else _load_file(path)
+
+
+def _load_directory(folder: Path) -> list[tuple[Record, RunLog | None]]:
+    if (folder / SUMMARY).is_file():
+        return [_load_run(folder)]
+    below = [_load_run(child) for child in sorted(folder.iterdir()) if (child / SUMMARY).is_file()]
+    if (folder / COMPARE).is_file():
+        logs = {record.get("label"): log for record, log in below}
+        return [(record, logs.get(record.get("label"), log)) for record, log in _load_file(folder / COMPARE)]
+    if below:
+        return below
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise InputError(f"{folder}: no result in this directory; expected {SUMMARY}, {COMPARE} or other JSON results")
+    return [run for file in files for run in _load_file(file)]
+
+
+def _load_run(folder: Path) -> tuple[Record, RunLog | None]:
+    """A run's directory. Without its Parquet files (they are large, and may have been left behind) the record alone."""
+    if (folder / REQUESTS).is_file():
+        record, log = read_run(folder)
+        return _checked(record, folder / SUMMARY), log
+    return _load_file(folder / SUMMARY)[0]
+
+
+def _load_file(path: Path) -> list[tuple[Record, RunLog | None]]:
+    data = read_json(path)
+    if isinstance(data.get("runs"), list):
+        if not data["runs"]:
+            raise InputError(f"{path}: `runs` is empty")
+        return [_from_record(run, f"{path}: runs[{i}]") for i, run in enumerate(data["runs"])]
+    if "summary" in data:
+        return [_from_record(data, path)]
+    if "completed" in data and "duration" in data:
+        return [_from_bench(data, path)]
+    raise InputError(f"{path}: no known kind of result; expected {_KINDS}")
+
+
+def _checked(record: Any, where: object) -> Record:
+    if not isinstance(record, dict) or not isinstance(record.get("summary"), dict):
+        raise InputError(f"{where}: expected a record with a `summary`, found {str(record)[:40]}")
+    name = record.get("label") or record.get("policy")
+    return record if record.get("label") else record | {"label": name or "run"}
+
+
+def _from_record(data: Any, where: object) -> tuple[Record, RunLog | None]:
+    """A record; its run too where it carries --save-detailed's arrays, which are kept out of the record."""
+    record = _checked(data, where)
+    if not all(name in record for name in _ARRAYS):
+        return record, None
+    arrays = record | {"duration": record["summary"].get("duration"), "completed": None}
+    log, _ = bench_run(arrays, where=str(where))
+    return {key: value for key, value in record.items() if key not in DETAILED}, log
+
+
+def _from_bench(data: dict[str, Any], path: Path) -> tuple[Record, RunLog | None]:
+    """A vllm bench file: our figures when it has per-request arrays, else its own figures, and a note that says so."""
+    record: Record = {
+        "policy": None,
+        "label": str(data.get("label") or path.stem),
+        "parameters": {name: data[name] for name in _BENCH_SETTINGS if name in data},
+        "profile": None,
+        "seed": data.get("seed"),
+        "source": "vllm bench serve",
+    }
+    if any(name in data for name in _ARRAYS):
+        log, summary = bench_run(data, where=str(path))
+        return record | {"summary": summary}, log
+    own: dict[str, Any] = {key: _finite(value) for key, value in data.items() if isinstance(value, (int, float))}
+    own["notes"] = [f"{path.name}: vllm bench's own figures; no per-request arrays to check them by"]
+    return record | {"summary": own}, None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
