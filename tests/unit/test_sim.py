@@ -250,3 +250,20 @@ def test_rejection_and_relegation_by_the_policy() -> None:
 def test_engine_settings_are_checked(settings: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(settings))):
         EngineConfig(**settings)
+
+
+def test_stop_sees_the_log_so_far_and_ends_the_run() -> None:
+    """Arrivals over 8 s; the first look is after 1 s, when only the requests of the first second have ended."""
+    load = workload([float(i) for i in range(9)], [20] * 9, [2] * 9)
+    seen: list[RunLog] = []
+
+    def second_look(log: RunLog) -> bool:
+        seen.append(log)
+        return len(seen) == 2
+
+    result = simulate(load, VllmV1(), MODEL, EngineConfig(), stop=second_look)
+    assert result.stopped
+    assert [int(log.finished.sum()) for log in seen] == [1, 2]
+    assert int(result.log.finished.sum()) == 2
+    assert np.isnan(result.log.end_time).sum() == 7
+    assert not simulate(load, VllmV1(), MODEL, EngineConfig(), stop=lambda log: False).stopped

@@ -29,6 +29,8 @@ _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
 # Decode steps run in one compiled call at most: keeps the progress bar and Ctrl-C alive (a call takes some 10 ms).
 _MAX_RUN = 4096
 
+_CHECKPOINTS = (0.125, 0.25, 0.5, 1.0)  # doubling: all checks together cost less than one look at the whole run
+
 _PLAN_ERRORS = {
     steps.BAD_ROW: "schedules a row that does not exist",
     steps.TWICE: "schedules a row twice",
@@ -73,10 +75,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """Outcome of a run: the log, and the real seconds of each decision the policy was asked for."""
+    """Outcome of a run: the log, the real seconds of each decision, and whether `stop` ended it early."""
 
     log: RunLog
     decision_times: FloatArray
+    stopped: bool = False
 
 
 def never_fits(workload: Workload, config: EngineConfig) -> IntArray:
@@ -98,6 +101,7 @@ def simulate(
     progress: Callable[[int, float], None] | None = None,
     on_step: Callable[[StepView, Plan], None] | None = None,
     max_concurrency: int | None = None,
+    stop: Callable[[RunLog], bool] | None = None,
 ) -> RunResult:
     """Run all requests to their end and return what happened.
 
@@ -108,11 +112,15 @@ def simulate(
     progress: called now and then with (requests ended, simulated seconds).
     on_step: called with every view and plan that the policy decided.
     max_concurrency: most requests in the system; later ones wait at the client, and that wait counts.
+    stop: asked at 1/8, 1/4, 1/2 and the end of the arrivals' span with the log so far (open requests are `cut_off`);
+        True ends the run there. For searches that need to know only whether too many requests miss.
 
     A request that can never fit is refused on arrival (end reason `rejected`). Raises PlanError when the policy asks
     for the impossible, or leaves work undone for ever.
     """
-    return _Run(workload, policy, truth, belief or truth, config, check, max_concurrency).loop(fast_forward, progress, on_step)
+    return _Run(workload, policy, truth, belief or truth, config, check, max_concurrency).loop(
+        fast_forward, progress, on_step, stop
+    )
 
 
 class _Run:
@@ -154,13 +162,22 @@ class _Run:
         fast_forward: bool,
         progress: Callable[[int, float], None] | None,
         on_step: Callable[[StepView, Plan], None] | None,
+        stop: Callable[[RunLog], bool] | None,
     ) -> RunResult:
         began = perf_counter()
+        span = float(self.workload.arrival_time[-1])
+        checkpoints = [span * share for share in _CHECKPOINTS] if stop is not None and span > 0 else []
+        stopped = False
         runs = fast_forward and self.config.pipeline_depth == 1 and bool(getattr(self.policy, "decode_runs", False))
         turns = 0
         while True:
             if self.arrivals.next_event <= self.now:
                 self._let_in()
+            if checkpoints and self.now >= checkpoints[0]:
+                checkpoints = [time for time in checkpoints if time > self.now]
+                if stop is not None and stop(self._log(began)):
+                    stopped = True
+                    break
             if progress is not None and (turns := turns + 1) % 512 == 0:
                 progress(self.arrivals.ended, self.now)
             if self.table.n:
@@ -178,9 +195,13 @@ class _Run:
                 break
         if progress is not None:
             progress(self.arrivals.ended, self.now)
-        times = np.array(self.decision_times)
-        log = self.recorder.log(self.run, self.arrivals, self.now, perf_counter() - began, float(times.sum()))
-        return RunResult(log, times)
+        return RunResult(self._log(began), np.array(self.decision_times), stopped)
+
+    def _log(self, began: float) -> RunLog:
+        live = self.table.live
+        self.run.request_ints[steps.DELIVERED, live.index] = live.num_output_tokens
+        wall_time, decision_time = perf_counter() - began, math.fsum(self.decision_times)
+        return self.recorder.log(self.run, self.arrivals, self.now, wall_time, decision_time)
 
     @property
     def _name(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from slacktide.core.kv import check_conservation
 from slacktide.core.live import LiveTable
 from slacktide.core.types import IntArray
-from slacktide.metrics.log import RunLog
+from slacktide.metrics.log import CUT_OFF, RunLog
 from slacktide.sim import steps
 from slacktide.sim.arrivals import Arrivals
 from slacktide.sim.prefix import NEXT, REF, PrefixState
@@ -85,7 +85,7 @@ class RunRecorder:
     def log(
         self, run: steps.RunArrays, arrivals: Arrivals, now: float, wall_time: float, decision_time: float
     ) -> RunLog:
-        """The finished run's log."""
+        """The log so far; requests without a verdict are `cut_off`."""
         workload, ints = self.workload, run.request_ints
         m = int(run.counters[steps.STEPS])
         token_step, delivered = run.token_step, ints[steps.DELIVERED]
@@ -98,7 +98,7 @@ class RunRecorder:
             num_prompt_tokens=workload.num_prompt_tokens,
             num_output_tokens=workload.num_output_tokens,
             end_time=run.request_floats[steps.END_TIME],
-            end_reason=ints[steps.END_REASON].astype(np.int8),
+            end_reason=np.where(ints[steps.END_REASON] == steps.OPEN, CUT_OFF, ints[steps.END_REASON]).astype(np.int8),
             slo_ttft=workload.slo_ttft,
             slo_tbt=workload.slo_tbt,
             slo_e2e=workload.slo_e2e,
@@ -123,7 +123,7 @@ class RunRecorder:
             num_waiting=run.log_ints[steps.LOG_WAITING, :m],
             num_free_blocks=run.log_ints[steps.LOG_FREE, :m],
             num_preempted=run.log_ints[steps.LOG_PREEMPTED, :m],
-            sim_duration=max(now, float(np.nanmax(run.request_floats[steps.END_TIME]))),
+            sim_duration=float(np.fmax(now, np.fmax.reduce(run.request_floats[steps.END_TIME]))),
             num_blocks=self.config.num_blocks,
             block_size=self.config.block_size,
             wall_time=wall_time,

@@ -1,0 +1,1 @@
+"""Many runs: one scenario under several policies, the highest rate that meets a target, grids of parameters."""

@@ -1,0 +1,275 @@
+"""One run from names to record: trace, profile, SLO and engine settings in; policy, simulator and metrics applied.
+
+All verbs that simulate go through `prepare` and `run_policy`, so that a number means the same in each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from slacktide.core.latency import LatencyModel
+from slacktide.core.pack import Packed
+from slacktide.core.policy import Policy
+from slacktide.core.spec import PolicySpec, parameters_of
+from slacktide.core.types import FloatArray, IntArray
+from slacktide.errors import InputError
+from slacktide.metrics.log import RunLog
+from slacktide.metrics.summary import summarize
+from slacktide.profiling.profiles import Profile, default_belief, load_profile
+from slacktide.sim.engine import EngineConfig, never_fits, simulate
+from slacktide.workload.arrivals import Arrival, parse_arrival
+from slacktide.workload.load import load_workload
+from slacktide.workload.requests import Workload
+
+OVERSIZED = ("error", "drop", "reject")
+"""What to do with requests that the engine cannot hold even alone."""
+
+# Engine settings that change the profile (its KV pool), not the scheduler.
+_PROFILE_SETTINGS = ("gpu_memory_utilization", "num_gpu_blocks_override", "block_size", "max_num_seqs")
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything of a run but its policy. Plain values, so that worker processes can be sent one.
+
+    `engine` holds the settings that were given (names as in `EngineConfig`, plus gpu_memory_utilization,
+    num_gpu_blocks_override, long_prefill_token_threshold); the profile has the rest. `oversized`: see OVERSIZED.
+    `interference`, `interconnect`: see `load_profile`. `rotate`: start a trace with its own times at this share of
+    its span and wrap around, for a second realisation of the same traffic.
+    """
+
+    trace: str
+    profile: str
+    slo: str | None = None
+    rate: float | None = None
+    arrival: str | None = None
+    burstiness: float | None = None
+    num_prompts: int | None = None
+    max_concurrency: int | None = None
+    max_tokens: str | None = None
+    seed: int = 0
+    engine: dict[str, Any] = field(default_factory=dict)
+    slo_mode: str = "deadline"
+    late_tolerance: float = 0.0
+    oversized: str = "error"
+    interference: float | None = None
+    interconnect: str | None = None
+    rotate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A scenario made real for one set of engine settings."""
+
+    scenario: Scenario
+    workload: Workload
+    profile: Profile
+    config: EngineConfig
+    belief: LatencyModel
+
+
+@lru_cache(maxsize=16)
+def _profile(name: str, settings: tuple[tuple[str, Any], ...]) -> Profile:
+    return load_profile(name, **dict(settings))
+
+
+@lru_cache(maxsize=16)
+def _belief(name: str, settings: tuple[tuple[str, Any], ...]) -> LatencyModel:
+    return default_belief(_profile(name, settings))
+
+
+def _arrival(scenario: Scenario) -> Arrival:
+    """The arrival process, with --burstiness read as vllm bench does: gamma arrivals of that shape."""
+    text = scenario.arrival
+    if scenario.burstiness is not None:
+        if text not in (None, "gamma", "poisson"):
+            raise InputError(f"--burstiness goes with gamma arrivals, not with --arrival {text}")
+        text = f"gamma:burstiness={scenario.burstiness:g}"
+    return parse_arrival(text or "trace")
+
+
+@lru_cache(maxsize=4)
+def _workload(key: tuple[Any, ...], scenario: _Hashed, isolated: _Hashed) -> Workload:
+    s: Scenario = scenario.value
+    workload = load_workload(
+        s.trace, rate=s.rate, arrival=_arrival(s), num_prompts=s.num_prompts, seed=s.seed, slo=s.slo,
+        max_tokens=s.max_tokens, isolated_prefill=isolated.value,
+    )  # fmt: skip
+    return rotated(workload, s.rotate) if s.rotate else workload
+
+
+class _Hashed:
+    """Carries a value past lru_cache, which must not look at it: the key beside it tells values apart."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Hashed)
+
+
+def rotated(workload: Workload, share: float) -> Workload:
+    """The same requests, starting at `share` of the span: what came before follows at the end, one mean gap later."""
+    times, n = workload.arrival_time, len(workload)
+    first = int(np.searchsorted(times, times[0] + share * workload.span))
+    if n < 2 or not 0 < first < n:
+        return workload
+    mean_gap = workload.span / (n - 1)
+    shifted = times - times[first]
+    shifted[:first] += workload.span + mean_gap
+    return workload.with_arrivals(np.maximum(shifted, 0.0))
+
+
+def isolated_prefill(latency: LatencyModel, max_num_batched_tokens: int) -> Callable[[int], float]:
+    """Seconds that a prompt's prefill takes alone on the engine, in chunks of the token budget."""
+
+    @lru_cache(maxsize=65536)
+    def seconds(tokens: int) -> float:
+        total, done = 0.0, 0
+        while done < tokens:
+            chunk = min(max_num_batched_tokens, tokens - done)
+            total += latency.step_time(np.array([chunk]), np.array([done]), np.array([False]))
+            done += chunk
+        return total
+
+    return seconds
+
+
+def isolated_service(
+    latency: LatencyModel, max_num_batched_tokens: int
+) -> Callable[[IntArray, IntArray], FloatArray]:
+    """Seconds that whole requests take alone: their prefill, then one decode step per further token.
+
+    Decode steps are summed by the trapezium rule over the context (step times grow nearly linearly with it).
+    """
+    prefill = isolated_prefill(latency, max_num_batched_tokens)
+
+    def seconds(prompt: IntArray, output: IntArray) -> FloatArray:
+        first = latency.step_times(_decode_shapes(prompt))
+        last = latency.step_times(_decode_shapes(prompt + np.maximum(output - 2, 0)))
+        decodes = np.maximum(output - 1, 0) * (first + last) / 2
+        return np.array([prefill(int(p)) for p in prompt]) + decodes
+
+    return seconds
+
+
+def _decode_shapes(context: IntArray) -> FloatArray:
+    from slacktide.core import shape as s
+
+    shapes = np.zeros((context.size, s.SHAPE_SIZE))
+    shapes[:, [s.NUM_TOKENS, s.NUM_SEQUENCES, s.NUM_DECODES]] = 1.0
+    shapes[:, s.DECODE_CONTEXT] = shapes[:, s.DECODE_MAX_CONTEXT] = context
+    return shapes
+
+
+def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setup:
+    """Load what a scenario names. `overrides` are engine settings of one policy. Raises InputError."""
+    given = scenario.engine | (overrides or {})
+    settings = {name: given[name] for name in _PROFILE_SETTINGS if name in given}
+    for name in ("interference", "interconnect"):
+        if getattr(scenario, name) is not None:
+            settings[name] = getattr(scenario, name)
+    key = tuple(sorted(settings.items()))
+    profile = _profile(scenario.profile, key)
+    config = EngineConfig(
+        max_num_batched_tokens=given.get("max_num_batched_tokens", profile.max_num_batched_tokens),
+        max_num_seqs=given.get("max_num_seqs", profile.max_num_seqs),
+        num_blocks=profile.num_blocks,
+        block_size=profile.block_size,
+        watermark=given.get("watermark", 0.0),
+        max_model_len=given.get("max_model_len", 2**31 - 1),
+        enable_prefix_caching=given.get("enable_prefix_caching", True),  # vLLM's default
+        pipeline_depth=given.get("pipeline_depth", 1),
+    )
+    isolated = isolated_prefill(profile.latency, config.max_num_batched_tokens)
+    load = replace(scenario, engine={})
+    workload_key = (*(getattr(load, f) for f in Scenario.__dataclass_fields__ if f != "engine"), key,
+                    config.max_num_batched_tokens)  # fmt: skip
+    workload = _fitting(_workload(workload_key, _Hashed(load), _Hashed(isolated)), config, scenario)
+    return Setup(scenario, workload, profile, config, _belief(scenario.profile, key))
+
+
+def _fitting(workload: Workload, config: EngineConfig, scenario: Scenario) -> Workload:
+    """Deal with requests that can never fit, as the scenario says."""
+    if scenario.oversized not in OVERSIZED:
+        raise InputError(f"oversized={scenario.oversized!r}: expected one of {', '.join(OVERSIZED)}")
+    rows = never_fits(workload, config)
+    if not rows.size or scenario.oversized == "reject":
+        return workload
+    if scenario.oversized == "drop" and rows.size < len(workload):
+        keep = np.ones(len(workload), dtype=bool)
+        keep[rows] = False
+        note = f"{rows.size} of {len(workload)} requests can never fit the engine and were left out"
+        return workload.take(keep).with_notes(note)
+    first = int(rows[0])
+    raise InputError(
+        f"{workload.name}: request {first} (in order of arrival) can never fit: "
+        f"{workload.num_prompt_tokens[first]} prompt + {workload.num_output_tokens[first]} output tokens, the engine "
+        f"holds {min(config.num_blocks * config.block_size, config.max_model_len)} ({rows.size} such requests of "
+        f"{len(workload)}); use another profile, more KV blocks (--num-gpu-blocks-override), or --oversized drop|reject"
+    )
+
+
+def build_policy(spec: PolicySpec, engine: dict[str, Any]) -> Policy:
+    """A fresh policy; engine flags that are parameters of it and not given there are handed on."""
+    accepted = {p.name for p in parameters_of(spec.cls)}
+    parameters = {n: v for n, v in engine.items() if n in accepted} | spec.parameters
+    # The engine's configuration holds these for the run: a policy that checks them again only loses its fast path.
+    for name in ("max_num_batched_tokens", "watermark"):
+        parameters.pop(name, None)
+    policy: Any = replace(spec, parameters=parameters).build()
+    return policy if hasattr(policy, "plan") else Packed(policy)  # type: ignore[return-value]
+
+
+def run_policy(
+    setup: Setup,
+    spec: PolicySpec,
+    *,
+    progress: Callable[[int, float], None] | None = None,
+    fast_forward: bool = True,
+    stop: Callable[[RunLog], bool] | None = None,
+) -> tuple[dict[str, Any], RunLog]:
+    """Simulate one policy; returns its record (`summary` and what led to it) and the log.
+
+    `stop`: see `simulate`; a stopped run's record says so (`stopped`).
+    """
+    scenario = setup.scenario
+    policy = build_policy(spec, scenario.engine)
+    result = simulate(
+        setup.workload, policy, setup.profile.latency, setup.config, belief=setup.belief, fast_forward=fast_forward,
+        progress=progress, max_concurrency=scenario.max_concurrency, stop=stop,
+    )  # fmt: skip
+    log = result.log
+    isolated = isolated_service(setup.profile.latency, setup.config.max_num_batched_tokens)
+    summary = summarize(log, mode=scenario.slo_mode, tolerated_late_share=scenario.late_tolerance, isolated=isolated)
+    if result.decision_times.size:
+        p50, p99 = np.percentile(result.decision_times, (50, 99)) * 1e6
+        summary["p50_decision_us"], summary["p99_decision_us"] = float(p50), float(p99)
+    workload = setup.workload
+    return {
+        "policy": spec.name,
+        "label": spec.label,
+        "oracle": bool(getattr(policy, "oracle", False)),
+        "parameters": spec.all_parameters(),
+        "profile": setup.profile.name,
+        "profile_label": setup.profile.label,
+        "seed": scenario.seed,
+        "trace": workload.name,
+        "num_prompts": len(workload),
+        "rate": None if workload.closed is not None or not math.isfinite(workload.rate) else workload.rate,
+        "arrival": scenario.arrival or "trace",
+        "slo": scenario.slo,
+        "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
+        "notes": list(workload.notes),
+        "stopped": result.stopped,
+        "summary": summary,
+    }, log
