@@ -23,6 +23,7 @@ README_HEAD = """# Packaged traces
 Every file is a changed form of its source: columns renamed, rows cut or drawn as described; no prompt text and no
 token ids are included. Columns: `arrival_s` (s), `prompt_tokens`, `output_tokens`, `tenant` (ServeGen's client),
 `hash_ids` (ids of 512-token prefix blocks; equal leading ids = shared prefix). Written by `scripts/build_traces.py`.
+Licence texts: Apache-2.0 and MIT in `../licenses`, CC-BY-4.0 at https://creativecommons.org/licenses/by/4.0/.
 
 | name | rows | times | licence | source | attribution | what |
 |---|---|---|---|---|---|---|
@@ -54,10 +55,11 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.target.mkdir(parents=True, exist_ok=True)
     total = sum(build(entry, arguments.source, arguments.target) for entry in PACKAGED)
-    rows = [
-        f"| {t.name} | {t.rows} | {'yes' if t.timed else 'no'} | {t.licence} | {t.source} | {t.attribution} | {t.description} |"
+    cells = [
+        (t.name, f"{t.rows}", "yes" if t.timed else "no", t.licence, t.source, t.attribution, t.description)
         for t in PACKAGED
     ]
+    rows = [f"| {' | '.join(row)} |" for row in cells]
     (arguments.target / "README.md").write_text(README_HEAD + "\n".join(rows) + "\n", encoding="utf-8")
     print(f"{len(PACKAGED)} traces, {total / 1e6:.2f} MB (plus README.md)", pa.__version__)
 

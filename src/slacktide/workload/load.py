@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -44,13 +43,11 @@ def load_workload(
         check_count(num_prompts)
     table = load_trace(trace, num_prompts, seed, options)
     timed = process.kind == "trace" and table.arrival_time is not None
-    table = _select(table, num_prompts, timed, seed)
     notes: list[str] = []
-    if timed:
-        times = np.asarray(table.arrival_time)
-    else:
+    if not timed:
         process, rate = _process_for(table, process, rate, notes)
-        times = arrival_times(process, len(table), rate, seed)
+    table = _select(table, num_prompts, timed, seed)
+    times = np.asarray(table.arrival_time) if timed else arrival_times(process, len(table), rate, seed)
     workload = _assemble(table, times, process, slos, max_tokens, isolated_prefill, notes)
     return workload.scaled_to(rate) if timed and rate is not None else workload
 
@@ -84,10 +81,10 @@ def _process_for(table: Trace, process: Arrival, rate: float | None, notes: list
 
 def _select(table: Trace, n: int | None, timed: bool, seed: int) -> Trace:
     """n rows: drawn from a length table, else the first ones; a file without times is repeated when it is short."""
-    if n is None or len(table) == n and not table.shuffle:
-        return draw(table, len(table), seed) if table.shuffle else table
     if table.shuffle:
-        return draw(table, n, seed)
+        return draw(table, len(table) if n is None else n, seed)
+    if n is None:
+        return table
     if n <= len(table):
         return table.take(np.arange(n))
     if timed:
@@ -165,8 +162,3 @@ def _limits(table: Trace, max_tokens: int | str | None, notes: list[str]) -> tup
     if longer:
         notes.append(f"{table.name}: {longer} of {len(table)} outputs are longer than max_tokens and end there")
     return limits, np.minimum(outputs, limits)
-
-
-def mean_rate(workload: Workload) -> float:
-    """Mean arrival rate in requests/s; NaN in a closed loop, where the server decides it."""
-    return math.nan if workload.closed is not None else workload.rate

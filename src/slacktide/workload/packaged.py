@@ -1,4 +1,4 @@
-"""The traces that come with Slacktide: names, sources, licences. Files in `slacktide/data/traces` (see README.md there).
+"""The traces that come with Slacktide: names, sources, licences. Files and README.md in `slacktide/data/traces`.
 
 All are changed forms of their sources (columns renamed, rows cut or drawn as described); none holds text or token ids.
 """
@@ -57,12 +57,15 @@ PACKAGED: tuple[PackagedTrace, ...] = (
                   "lengths of arXiv summarisation, Llama-2 tokenizer, at most 4k tokens"),
     PackagedTrace("bwb", "bwb.parquet", "bwb_llama2_lengths.parquet", 33768, False, *_ETALON,
                   "lengths of bilingual web book translation: more output than prompt"),
-    PackagedTrace("servegen-m-large", "servegen-m-large.parquet", "servegen_m_large_1h.parquet", 64670, True, *_SERVEGEN,
+    PackagedTrace("servegen-m-large", "servegen-m-large.parquet", "servegen_m_large_1h.parquet", 64670, True,
+                  *_SERVEGEN,
                   "large general model, one hour, 20 of the published clients (tenant = client); 18.0 requests/s"),
-    PackagedTrace("servegen-deepseek-r1", "servegen-deepseek-r1.parquet", "servegen_deepseek_r1_1h.parquet", 39461, True,
-                  *_SERVEGEN, "reasoning model, one hour, all 27 active clients (tenant = client); 11.0 requests/s"),
-    PackagedTrace("lss-sharegpt-llama31-300", "lss-sharegpt-llama31-300.parquet", "lss_sharegpt_llama31_300.parquet", 300,
-                  True, *_LSS, "300 ShareGPT requests at 10 sessions/s, Llama-3.1 tokenizer: load of measured vLLM runs"),
+    PackagedTrace("servegen-deepseek-r1", "servegen-deepseek-r1.parquet", "servegen_deepseek_r1_1h.parquet", 39461,
+                  True, *_SERVEGEN,
+                  "reasoning model, one hour, all 27 active clients (tenant = client); 11.0 requests/s"),
+    PackagedTrace("lss-sharegpt-llama31-300", "lss-sharegpt-llama31-300.parquet", "lss_sharegpt_llama31_300.parquet",
+                  300, True, *_LSS,
+                  "300 ShareGPT requests at 10 sessions/s, Llama-3.1 tokenizer: load of measured vLLM runs"),
     PackagedTrace("lss-sharegpt-qwen3-300", "lss-sharegpt-qwen3-300.parquet", "lss_sharegpt_qwen3_300.parquet", 300,
                   True, *_LSS, "300 ShareGPT requests at 10 sessions/s, Qwen3 tokenizer: load of measured vLLM runs"),
 )  # fmt: skip

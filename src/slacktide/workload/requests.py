@@ -7,7 +7,6 @@ and the load generator start from one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,12 +97,12 @@ class Workload:
         self._check_lengths(n)
         if (np.diff(self.arrival_time) < 0).any():
             order = np.argsort(self.arrival_time, kind="stable")
-            for name in _COLUMNS:
+            for name in COLUMNS:
                 object.__setattr__(self, name, getattr(self, name)[order])
             if self.hash_ids is not None:
                 object.__setattr__(self, "hash_ids", take_ragged(*self.hash_ids, order))
         self._check_values()
-        arrays = [getattr(self, name) for name in _COLUMNS] + list(self.hash_ids or ())
+        arrays = [getattr(self, name) for name in COLUMNS] + list(self.hash_ids or ())
         for array in arrays:
             array.flags.writeable = False
 
@@ -111,7 +110,7 @@ class Workload:
         """Fill columns that were left empty and copy the others into their types."""
         outputs = np.asarray(self.num_output_tokens)
         largest = int(outputs.max()) if len(outputs) else 1
-        fills: dict[str, Any] = dict(_COLUMNS, max_tokens=largest)
+        fills: dict[str, Any] = dict(COLUMNS, max_tokens=largest)
         for name, fill in fills.items():
             given = np.asarray(getattr(self, name))
             dtype = _DTYPES[name]
@@ -124,7 +123,7 @@ class Workload:
             object.__setattr__(self, "hash_ids", ids)
 
     def _check_lengths(self, n: int) -> None:
-        for name in _COLUMNS:
+        for name in COLUMNS:
             column = getattr(self, name)
             if column.shape != (n,):
                 raise InputError(f"{self.name}: column {name} has {column.shape} values, expected ({n},)")
@@ -193,7 +192,7 @@ class Workload:
         if index.dtype == np.bool_:
             index = np.flatnonzero(index)
         index = index.astype(np.int64)
-        changes: dict[str, Any] = {name: getattr(self, name)[index] for name in _COLUMNS}
+        changes: dict[str, Any] = {name: getattr(self, name)[index] for name in COLUMNS}
         if self.hash_ids is not None:
             changes["hash_ids"] = take_ragged(*self.hash_ids, index)
         return replace(self, **changes)
@@ -239,15 +238,15 @@ class Workload:
         return figures
 
 
-_COLUMNS: dict[str, Any] = {
+COLUMNS: dict[str, Any] = {
     "arrival_time": None, "num_prompt_tokens": None, "num_output_tokens": None, "max_tokens": 1,
     "slo_ttft": np.inf, "slo_tbt": np.inf, "slo_e2e": np.inf, "priority": 0, "tenant": 0, "slo_class": 0,
     "session": -1, "abort_time": np.inf, "failed": False,
 }  # fmt: skip
 """Every column with the value of a missing one; None = the column is needed."""
 
-_DTYPES: dict[str, Any] = {name: np.int64 for name in _COLUMNS}
-_DTYPES |= {name: np.float64 for name in ("arrival_time", "slo_ttft", "slo_tbt", "slo_e2e", "abort_time")}
+_DTYPES: dict[str, Any] = dict.fromkeys(COLUMNS, np.int64)
+_DTYPES |= dict.fromkeys(("arrival_time", "slo_ttft", "slo_tbt", "slo_e2e", "abort_time"), np.float64)
 _DTYPES |= {"failed": np.bool_}
 
 
@@ -267,59 +266,3 @@ def take_ragged(values: IntArray, offsets: IntArray, rows: IntArray) -> tuple[In
     new_offsets = np.concatenate(([0], np.cumsum(counts)))
     gather = np.repeat(offsets[rows] - new_offsets[:-1], counts) + np.arange(new_offsets[-1])
     return values[gather], new_offsets
-
-
-def merge(workloads: Sequence[Workload], name: str | None = None) -> Workload:
-    """All requests of several workloads on one clock, sorted by arrival (ties: in the order of the list).
-
-    Labels with the same text are the same tenant, class or session. Hash ids are kept apart (each workload's ids are
-    shifted beyond those before it) and must have one block size. Raises InputError for closed loops or an empty list.
-    """
-    if not workloads:
-        raise InputError("merge: no workloads")
-    if any(part.closed is not None for part in workloads):
-        raise InputError("merge: a closed loop cannot be merged with other arrivals")
-    changes: dict[str, Any] = {c: np.concatenate([getattr(p, c) for p in workloads]) for c in _COLUMNS}
-    for column, labels in (("tenant", "tenants"), ("slo_class", "slo_classes"), ("session", "sessions")):
-        table: dict[str, int] = {}
-        codes = []
-        for part in workloads:
-            mapped = [table.setdefault(label, len(table)) for label in getattr(part, labels)]
-            lookup = np.array([*mapped, -1], dtype=np.int64)  # code -1 (no session) picks the last entry
-            codes.append(lookup[getattr(part, column)])
-        changes[column], changes[labels] = np.concatenate(codes), tuple(table)
-    notes = tuple(dict.fromkeys(note for part in workloads for note in part.notes))
-    return Workload(
-        **changes,
-        **_merged_hashes(workloads),
-        name=name or "+".join(p.name for p in workloads),
-        source="; ".join(dict.fromkeys(p.source for p in workloads if p.source)),
-        notes=notes,
-    )
-
-
-def concat(workloads: Sequence[Workload], gap: float = 0.0, name: str | None = None) -> Workload:
-    """Workloads one after another in time: each starts `gap` seconds after the last arrival of the one before."""
-    shifted, start = [], 0.0
-    for part in workloads:
-        moved = part.with_arrivals(part.arrival_time - part.arrival_time[0] + start)
-        shifted.append(moved)
-        start = float(moved.arrival_time[-1]) + gap
-    return merge(shifted, name)
-
-
-def _merged_hashes(workloads: Sequence[Workload]) -> dict[str, Any]:
-    if all(part.hash_ids is None for part in workloads):
-        return {}
-    sizes = {part.hash_block_size for part in workloads if part.hash_ids is not None}
-    if len(sizes) > 1:
-        raise InputError(f"merge: hash_ids of different block sizes {sorted(sizes)}")
-    values, counts, shift = [], [], 0
-    for part in workloads:
-        ids, offsets = part.hash_ids or (np.empty(0, dtype=np.int64), np.zeros(len(part) + 1, dtype=np.int64))
-        dense = np.unique(ids, return_inverse=True)[1].astype(np.int64)  # 0.. without gaps: the ids' size is free
-        values.append(dense + shift)
-        counts.append(np.diff(offsets))
-        shift += int(dense.max(initial=-1)) + 1
-    offsets = np.concatenate(([0], np.cumsum(np.concatenate(counts))))
-    return {"hash_ids": (np.concatenate(values), offsets), "hash_block_size": sizes.pop()}

@@ -7,7 +7,7 @@ import numpy as np
 from slacktide.errors import InputError
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
+def stream(seed: object, name: str) -> np.random.Generator:
     """The generator called `name` of a seed: a SeedSequence child whose spawn key is the name's bytes.
 
     Two names are independent, and drawing more from one leaves the other alone (common random numbers).

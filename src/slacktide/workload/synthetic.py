@@ -104,13 +104,13 @@ def _mixture(text: str, n: int | None, seed: int, read: Callable[[str], Trace]) 
     drawn: dict[str, Any] = {
         field: np.zeros(count, dtype=np.int64) for field in ("num_prompt_tokens", "num_output_tokens")
     }
-    for code, part in enumerate(parts):
+    for code, table in enumerate(parts):
         places = np.flatnonzero(choice == code)
-        rows = draw_rows(len(part), len(places), seed, names[code])
+        rows = draw_rows(len(table), len(places), seed, names[code])
         for field, column in drawn.items():
-            column[places] = getattr(part, field)[rows]
-    notes = tuple(note for part in parts for note in part.notes)
-    if any(part.hash_ids is not None for part in parts):
+            column[places] = getattr(table, field)[rows]
+    notes = tuple(note for table in parts for note in table.notes)
+    if any(table.hash_ids is not None for table in parts):
         notes += (f"{text}: prefix blocks (hash_ids) are not carried into a mixture",)
     return Trace(
         name=text,
@@ -118,7 +118,7 @@ def _mixture(text: str, n: int | None, seed: int, read: Callable[[str], Trace]) 
         slo_class=(choice.astype(np.int64), tuple(names)),
         format="mix",
         notes=notes,
-        source="; ".join(dict.fromkeys(part.source for part in parts if part.source)),
+        source="; ".join(dict.fromkeys(table.source for table in parts if table.source)),
     )
 
 

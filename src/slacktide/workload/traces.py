@@ -9,9 +9,10 @@ from pathlib import Path
 
 from slacktide.errors import InputError, unknown_name
 from slacktide.workload.formats.base import ReadOptions, Trace
+from slacktide.workload.formats.writers import write_trace
 from slacktide.workload.packaged import PACKAGED, find_packaged, list_traces
 
-__all__ = ["ReadOptions", "Trace", "list_traces", "read_trace"]
+__all__ = ["ReadOptions", "Trace", "list_traces", "read_trace", "write_trace"]
 
 
 def read_trace(name: str | Path, options: ReadOptions | None = None) -> Trace:
@@ -21,6 +22,8 @@ def read_trace(name: str | Path, options: ReadOptions | None = None) -> Trace:
     """
     packaged = find_packaged(str(name))
     if packaged is None:
+        from slacktide.workload.formats.detect import parse_trace
+
         return parse_trace(str(name), read_bytes(name), options or ReadOptions())
     from slacktide.workload.formats.columns import parquet_columns
     from slacktide.workload.formats.own import read_own
@@ -46,13 +49,3 @@ def read_bytes(path: str | Path) -> bytes:
     if not data.strip():
         raise InputError(f"{path}: the file is empty")
     return data
-
-
-def parse_trace(path: str, data: bytes, options: ReadOptions) -> Trace:
-    """`data` in whatever format it is. Raises InputError."""
-    from slacktide.workload.formats.columns import csv_columns, parquet_columns
-    from slacktide.workload.formats.own import read_own
-
-    if data[:4] == b"PAR1":
-        return read_own(parquet_columns(path, data), options)
-    return read_own(csv_columns(path, data.decode("utf-8-sig")), options)

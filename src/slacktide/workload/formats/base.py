@@ -224,7 +224,7 @@ def infer_block_size(prompts: IntArray, counts: IntArray, given: int | None) -> 
 
 
 def check_hash_counts(trace: Trace, locate: Locate) -> Trace:
-    """Check that no row has more hash ids than blocks; rows with fewer are counted in a note (their tail is unshared)."""
+    """Check that no row has more hash ids than blocks; a note counts rows with fewer (their tail is unshared)."""
     if trace.hash_ids is None:
         return trace
     counts, size = np.diff(trace.hash_ids[1]), trace.hash_block_size

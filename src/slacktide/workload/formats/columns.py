@@ -41,6 +41,10 @@ class Columns:
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
+    def rename(self, names: list[str]) -> None:
+        """Give the columns other names, in the file's order."""
+        self.table = self.table.rename_columns(names)
+
     def locate(self, row: int) -> str:
         """`file: line 7` for row number 5 of a CSV with a header; `file: row 6` in Parquet."""
         if self._text is not None:

@@ -153,5 +153,3 @@ def looks_own(names: list[str]) -> bool:
 def block_size_metadata(size: int) -> dict[bytes, bytes]:
     """Parquet schema metadata that states the hash block size."""
     return {BLOCK_SIZE_KEY: str(size).encode()}
-
-
