@@ -22,7 +22,11 @@ from slacktide import __version__
 from slacktide.errors import InputError, unknown_name
 
 VERBS: dict[str, tuple[str, str]] = {
+    "compare": ("slacktide.cli.compare", "simulate several policies on the same requests, in one table"),
+    "simulate": ("slacktide.cli.simulate", "simulate one policy"),
+    "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
+    "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
     "traces": ("slacktide.cli.traces", "list the packaged traces, with their sources"),
     "doctor": ("slacktide.cli.doctor", "check versions, vLLM and what this machine can run"),
 }

@@ -1,0 +1,62 @@
+"""Simulate several policies on the same requests and print one table.
+
+With --out DIR each policy's run goes into DIR/LABEL (requests.parquet, steps.parquet, summary.json); compare.json and
+the figure compare.png stand beside them.
+
+example:
+  slacktide compare --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --policy vllm-v1,sarathi-edf \\
+    --slo ttft:1000,tbt:50 --rate 20
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from slacktide.cli import options
+from slacktide.cli.output import to_json
+from slacktide.cli.scenario import add_scenario, print_notes, run_all
+from slacktide.errors import InputError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the verb's arguments."""
+    options.add_policy(parser)
+    add_scenario(parser)
+    options.add_save(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do it."""
+    specs = options.policies(args)
+    if args.out is not None and (args.out / "compare.json").exists():
+        (args.out / "compare.json").unlink()  # until the new one is written this is no comparison
+    runs = run_all(args, specs, subdirectories=True)
+    records = [record for record, _ in runs]
+    written = _write(args, runs) if args.out is not None else []
+    if args.json:
+        sys.stdout.write(to_json({"runs": records}))
+        return 0
+    from slacktide.report.tables import print_comparison
+
+    print_comparison(records)
+    print_notes(records)
+    for line in written:
+        print(line)
+    return 0
+
+
+def _write(args: argparse.Namespace, runs: list[tuple[dict[str, Any], Any]]) -> list[str]:
+    """Figure first, compare.json last: with it, everything is there. Returns what to tell."""
+    from slacktide.report.figures import compare_figure
+    from slacktide.report.files import write_json
+
+    figure = args.out / "compare.png"
+    try:
+        compare_figure(runs, figure)
+        told = f"wrote {args.out} (figure: {figure})"
+    except InputError as error:
+        told = f"wrote {args.out}, without a figure: {error}"
+    write_json(args.out / "compare.json", {"runs": [record for record, _ in runs]})
+    return [told]

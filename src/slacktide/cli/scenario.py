@@ -1,0 +1,121 @@
+"""From arguments to a `Scenario`, and from a scenario to runs with a progress bar: for every verb that simulates."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slacktide.cli import options
+from slacktide.cli.output import out_dir, progress
+from slacktide.errors import InputError
+
+if TYPE_CHECKING:
+    from slacktide.core.spec import PolicySpec
+    from slacktide.metrics.log import RunLog
+    from slacktide.search.scenario import Scenario
+
+
+def add_scenario(parser: argparse.ArgumentParser, *, rates: bool = True) -> None:
+    """All arguments of a scenario; `rates` False for verbs that choose the rate themselves."""
+    options.add_load(parser, rates=rates)
+    group = parser.add_argument_group("how the trace and the profile are read")
+    group.add_argument(
+        "--max-tokens",
+        metavar="N|exact",
+        help="output limit that requests declare, which policies see (default: the trace's longest output; exact: the "
+        "true length, as with ignore_eos)",
+    )
+    group.add_argument(
+        "--oversized",
+        choices=("error", "drop", "reject"),
+        default="error",
+        help="requests that the engine can never hold: an error (default), left out, or refused on arrival and missed",
+    )
+    group.add_argument(
+        "--interference",
+        type=options.positive,
+        metavar="F",
+        help="factor on the decode attention of mixed steps, where a profile has no measured one",
+    )
+    group.add_argument(
+        "--interconnect", metavar="LINK", help="link between GPUs, where a profile knows several: nvlink, p2p, pcie"
+    )
+    options.add_targets(parser)
+    options.add_engine(parser)
+
+
+def scenario_of(args: argparse.Namespace) -> Scenario:
+    """The scenario that the arguments describe."""
+    from slacktide.search.scenario import Scenario
+
+    return Scenario(
+        trace=args.trace,
+        profile=args.profile,
+        slo=args.slo,
+        rate=getattr(args, "rate", None),
+        arrival=args.arrival,
+        burstiness=args.burstiness,
+        num_prompts=args.num_prompts,
+        max_concurrency=args.max_concurrency,
+        max_tokens=args.max_tokens,
+        seed=args.seed,
+        engine=options.engine_settings(args),
+        slo_mode=args.slo_mode,
+        late_tolerance=args.late_tolerance,
+        oversized=args.oversized,
+        interference=args.interference,
+        interconnect=args.interconnect,
+    )
+
+
+def run_all(
+    args: argparse.Namespace, specs: list[PolicySpec], *, subdirectories: bool
+) -> list[tuple[dict[str, Any], RunLog]]:
+    """Simulate every policy on the arguments' scenario; with `--out`, write each run as soon as it is done.
+
+    `subdirectories`: each run into a directory of its label below `--out`, else straight into it.
+    """
+    from slacktide.report.files import write_run
+    from slacktide.search.scenario import prepare, run_policy
+
+    directory = writable(args)
+    scenario = scenario_of(args)
+    setups = [prepare(scenario, spec.engine) for spec in specs]  # all input errors before the first run
+    runs = []
+    with progress(args, sum(len(setup.workload) for setup in setups), "simulating") as advance:
+        for setup, spec in zip(setups, specs, strict=True):
+            done = 0
+
+            def report(ended: int, _: float) -> None:
+                nonlocal done
+                advance(ended - done)
+                done = ended
+
+            record, log = run_policy(setup, spec, progress=report)
+            if directory is not None:
+                target = directory / slug(spec.label) if subdirectories else directory
+                write_run(target, record, log, save_detailed=args.save_detailed)
+            runs.append((record, log))
+    return runs
+
+
+def writable(args: argparse.Namespace) -> Path | None:
+    """The directory of `--out`, checked before hours of work are lost on it. Raises InputError."""
+    directory = out_dir(args)
+    if directory is not None and not os.access(directory, os.W_OK | os.X_OK):
+        raise InputError(f"--out {directory}: not writable; name another directory, or change its permissions")
+    return directory
+
+
+def slug(label: str) -> str:
+    """A label as the name of a directory: letters, digits, dot, dash, equals sign and underscore stay."""
+    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
+
+
+def print_notes(records: list[dict[str, Any]]) -> None:
+    """Say once what was left out, converted or assumed on the way."""
+    for note in dict.fromkeys(note for record in records for note in record["notes"]):
+        print(f"note: {note}")
