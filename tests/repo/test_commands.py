@@ -42,10 +42,10 @@ def check(command: str) -> None:
 
 
 def example(verb: str) -> str:
-    """The command below `Example:` in a verb's description."""
+    """The command below `example:` in a verb's description."""
     text = load_verb(verb).__doc__ or ""
-    match = re.search(r"^Example:\n((?:  .*\n?)+)\Z", text.strip(), re.MULTILINE)
-    assert match, f"the description of {verb} does not end with 'Example:' and a command"
+    match = re.search(r"^example:\n((?:  .*\n?)+)\Z", text.strip(), re.MULTILINE)
+    assert match, f"the description of {verb} does not end with 'example:' and a command"
     return re.sub(r"\\\n\s*", " ", match[1]).strip()
 
 
@@ -68,7 +68,7 @@ def test_example_of_a_verb_is_accepted(verb):
     check(command)
 
 
-@pytest.mark.parametrize("verb", ["policies", "traces", "doctor"])
+@pytest.mark.parametrize("verb", ["policies", "profiles", "traces", "doctor"])
 def test_example_of_a_quick_verb_works(verb, capsys):
     assert main(shlex.split(example(verb))[1:]) == 0
     assert capsys.readouterr().out

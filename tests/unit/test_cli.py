@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -17,7 +16,7 @@ from slacktide.errors import InputError
 @pytest.fixture
 def verb(monkeypatch):
     """A verb called `try` whose behaviour a test sets: `verb.run = lambda args: ...`."""
-    module = types.ModuleType("slacktide_test_verb", "Try something.\n\nExample:\n  slacktide try")
+    module = types.ModuleType("slacktide_test_verb", "Try something.\n\nexample:\n  slacktide try")
     module.add_arguments = lambda parser: parser.add_argument("--max-num-seqs", type=int)
     module.run = lambda args: 0
     monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -198,6 +197,35 @@ def test_traces_have_their_sources(capsys):
     assert "16,495" in capsys.readouterr().out
 
 
+def test_profiles_can_be_found_by_gpu_and_by_model(capsys):
+    def listed(*name):
+        assert main(["profiles", *name, "--json"]) == 0
+        return [profile["name"] for profile in json.loads(capsys.readouterr().out)["profiles"]]
+
+    every = listed()
+    assert {"h100/llama-3-8b", "4x-h100/llama-3-70b"} <= set(every)
+    assert listed("h100") == [name for name in every if name.startswith(("h100/", "2x-h100/", "4x-h100/"))]
+    assert listed("4x-h100") == [name for name in every if name.startswith("4x-h100/")]
+    assert listed("Llama-3-70B") == [name for name in every if name.endswith("/llama-3-70b")]
+
+
+def test_a_profile_in_detail_has_sources_and_step_times(capsys):
+    assert main(["profiles", "h100/llama-3-8b", "--json"]) == 0
+    (profile,) = json.loads(capsys.readouterr().out)["profiles"]
+    times = [sample["ms"] for sample in profile["step_times"]]
+    assert 0 < times[0] < times[1]  # a longer prefill
+    assert 0 < times[2] < times[3] < times[4]  # more decodes
+    assert profile["num_blocks"] > 0
+    assert profile["sources"]
+    assert main(["profiles", "h100/llama-3-8b"]) == 0
+    assert f"prefill of 512 tokens: {times[0]:.2f} ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["h10", "h100/llama-3-8", "absent.json"])
+def test_profiles_refuses_an_unknown_name(capsys, name):
+    assert name in refused(capsys, ["profiles", name])
+
+
 def test_out_writes_the_same_document_as_json(capsys, tmp_path):
     assert main(["policies", "--json", "--out", str(tmp_path / "a" / "b")]) == 0
     assert (tmp_path / "a" / "b" / "policies.json").read_text() == capsys.readouterr().out
@@ -208,8 +236,9 @@ def test_out_that_is_a_file_is_refused(capsys, tmp_path):
     assert "expected a directory, found a file" in refused(capsys, ["policies", "--out", str(tmp_path / "file")])
 
 
-def test_parser_is_built_for_every_verb():
-    for name in frame.VERBS:
-        parser = frame.parser_of(name, frame.load_verb(name))
-        assert isinstance(parser, argparse.ArgumentParser)
-        assert parser.parse(["--seed", "3", "--json"]).seed == 3
+@pytest.mark.parametrize("name", frame.VERBS)
+def test_every_verb_has_the_arguments_of_all_and_an_example(name, capsys):
+    assert main([name, "--help"]) == 0
+    out = capsys.readouterr().out
+    for part in ("example:", f"slacktide {name}", "--json", "--out DIR", "--seed", "--quiet"):
+        assert part in out

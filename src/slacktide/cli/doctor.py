@@ -2,7 +2,7 @@
 
 Exit status 1 when something that slacktide needs is broken; missing extras, vLLM or a GPU are only reported.
 
-Example:
+example:
   slacktide doctor
 """
 

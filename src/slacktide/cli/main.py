@@ -1,7 +1,7 @@
 """Dispatch: the first argument is a verb, and only that verb's module is imported.
 
 A verb is a module with `add_arguments(parser)`, `run(args) -> int` (the exit status) and a docstring whose last
-paragraph is an example that works. To add one: write the module and name it in `VERBS`.
+paragraph is `example:` and a command that works, indented. To add one: write the module and name it in `VERBS`.
 
 Exit status: 0 done, 1 the command ran and says no (a failed check), 2 input the user can mend (one line on standard
 error), 130 interrupted, 141 the reader of our output went away.

@@ -2,7 +2,7 @@
 
 With a NAME (also `module:Class` or an installed plug-in), the whole description of that policy.
 
-Example:
+example:
   slacktide policies
 """
 

@@ -3,7 +3,7 @@
 With a GPU or a model (h100, llama-3-8b), those alone; with a whole name or a profile's JSON file, its memory, defaults,
 sources and a few step times.
 
-Example:
+example:
   slacktide profiles h100/llama-3-8b
 """
 

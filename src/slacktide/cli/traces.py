@@ -2,7 +2,7 @@
 
 `--trace` also takes a file (its format is found out) and synthetic:prompt=512,output=256.
 
-Example:
+example:
   slacktide traces
 """
 
