@@ -124,6 +124,10 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def write_files(directory: Path, writers: dict[str, Callable[[Path], object]]) -> None:
     """Write several files as one: the last name marks the set as complete. Raises InputError naming the path."""
+    if directory.exists() and not directory.is_dir():
+        raise InputError(
+            f"cannot write {directory / next(iter(writers))}: {directory} is a file; name another directory"
+        )
     names, target = list(writers), directory
     staged = {name: directory / f".{name}.{os.getpid()}.partial" for name in names}
     with _named_errors(lambda: target):

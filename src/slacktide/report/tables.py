@@ -144,7 +144,7 @@ def _judged(summary: dict[str, Any]) -> str:
     if summary.get("attainment") is None:
         return "SLO: none to judge by" if "slo_mode" in summary else ""
     share = summary.get("tolerated_late_share") or 0.0
-    late = f", {percent(share)} % of later tokens may be late" if share else ""
+    late = f", {100 * share:g} % of later tokens may be late" if share else ""
     return f"SLO: mode {summary.get('slo_mode', 'deadline')}{late}; a share of all arrivals"
 
 
