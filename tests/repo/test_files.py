@@ -73,6 +73,14 @@ def test_licence_and_changelog():
     assert re.search(r"^## Unreleased$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
 
 
+def test_every_licence_of_packaged_data_is_packaged():
+    from slacktide.workload.packaged import list_traces
+
+    texts = {path.stem.partition("-")[0] for path in (ROOT / "src/slacktide/data/licenses").glob("*.txt")}
+    named = {licence for trace in list_traces() for licence in trace.licence.split(" and ")}
+    assert {licence.partition("-")[0] for licence in named} <= texts
+
+
 def test_decisions_are_numbered_and_complete():
     files = sorted((ROOT / "docs/decisions").glob("*.md"))
     assert [int(path.name[:4]) for path in files] == list(range(len(files)))
