@@ -62,6 +62,12 @@ def test_a_file_gives_the_same(tmp_path: Path) -> None:
     assert math.isinf(log.slo_ttft[0])
 
 
+def test_a_client_knows_nothing_of_the_scheduler() -> None:
+    s = bench_summary(result())
+    for key in ("num_steps", "num_preemptions", "recomputed_tokens", "scheduled_tokens", "cached_tokens"):
+        assert s[key] is None, key
+
+
 def test_without_an_slo_attainment_is_unknown() -> None:
     s = bench_summary(result())
     assert s["attainment"] is None

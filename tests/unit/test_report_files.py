@@ -129,6 +129,8 @@ def test_detailed_arrays_are_vllm_benchs(tmp_path: Path) -> None:
     assert "itls" not in record
     assert summarize(back)["mean_ttft_ms"] == data["summary"]["mean_ttft_ms"]
     assert back.end_reason.tolist() == log.end_reason.tolist()
+    for key in ("num_preemptions", "recomputed_tokens", "scheduled_tokens", "preemption_tax"):
+        assert summarize(back)[key] == data["summary"][key]
 
 
 def test_a_write_that_breaks_leaves_nothing_that_looks_complete(

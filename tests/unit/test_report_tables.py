@@ -76,6 +76,8 @@ def test_gaps_in_the_records() -> None:
     assert "Engine" not in text
     both = comparison_text([bench, RUNS[0]])
     assert " - " in both
+    narrow = comparison_text([{"label": "x", "summary": {"failed": 3}}])
+    assert "steps of this kind, % of busy time)" in narrow  # the title of a narrow table is whole
     judged = comparison_text([record("a", attainment=None)])
     assert "SLO: none to judge by" in judged
     assert "1 % of later tokens may be late" in comparison_text([record("a", tolerated_late_share=0.01)])

@@ -28,6 +28,12 @@ DETAIL = "(write the file with --save-result --save-detailed)"
 MAX_TOKENS = 1e9
 """Longest prompt or output believed: a hundred times the largest context window any model offers."""
 
+_ENGINE = {
+    "preemptions": "num_preemptions",
+    "recomputed_tokens": "recomputed_tokens",
+    "scheduled_tokens": "scheduled_tokens",
+}  # arrays of our own files, and the columns they fill
+
 
 def bench_run(
     result: dict[str, Any] | str | os.PathLike[str],
@@ -88,7 +94,8 @@ class _Reader:
 
     def log(self, slo: SLO | None) -> RunLog:
         lists = {name: self._list(name) for name in ("input_lens", "output_lens", "ttfts", "itls")}
-        lists |= {name: self._list(name) for name in ("start_times", "latencies", "errors") if name in self.data}
+        optional = ("start_times", "latencies", "errors", *_ENGINE)
+        lists |= {name: self._list(name) for name in optional if name in self.data}
         sizes = {name: len(of) for name, of in lists.items()}
         if len(set(sizes.values())) > 1:
             raise self._bad(f"arrays of different lengths: {', '.join(f'{k} {v}' for k, v in sizes.items())}")
@@ -109,6 +116,7 @@ class _Reader:
         end = last
         if "latencies" in lists:
             end = np.maximum(last, start + self._numbers("latencies", lists["latencies"]))
+        engine: dict[str, Any] = {of: self._lengths(name, lists) for name, of in _ENGINE.items() if name in lists}
         log = RunLog(
             arrival_time=start,
             num_prompt_tokens=prompt,
@@ -120,6 +128,7 @@ class _Reader:
             num_delivered_tokens=output,
             sim_duration=self._duration(end),
             notes=tuple(self.notes),
+            **engine,
         )
         return log if slo is None else with_slo(log, slo)
 

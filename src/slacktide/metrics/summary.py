@@ -107,19 +107,20 @@ def _engine(log: RunLog) -> dict[str, Any]:
         "mixed": (log.num_decodes > 0) & (log.num_prefills > 0),
     }
     recomputed = int(log.recomputed_tokens.sum())
+    seen = log.token_step is not None or scheduled > 0  # a client sees nothing of a server's scheduler: null, not 0
     return {
-        "num_steps": steps,
+        "num_steps": steps if log.token_step is not None else None,
         "step_mode_share": {name: float(of.sum() / steps) if steps else None for name, of in modes.items()},
         "step_mode_time_share": {
             name: float(log.duration[of].sum() / busy) if busy > 0 else None for name, of in modes.items()
         },
         "mean_step_ms": busy / steps * 1e3 if steps else None,
         "busy_share": busy / log.sim_duration if steps and log.sim_duration > 0 else None,
-        "num_preemptions": int(log.num_preemptions.sum()),
-        "scheduled_tokens": scheduled,
-        "recomputed_tokens": recomputed,
+        "num_preemptions": int(log.num_preemptions.sum()) if seen else None,
+        "scheduled_tokens": scheduled if seen else None,
+        "recomputed_tokens": recomputed if seen else None,
         "preemption_tax": recomputed / scheduled if scheduled else None,
-        "cached_tokens": int(log.cached_tokens.sum()),
+        "cached_tokens": int(log.cached_tokens.sum()) if seen else None,
         "sim_duration": log.sim_duration,
         "wall_time": log.wall_time,
         "decision_time": log.decision_time,

@@ -200,7 +200,8 @@ def _draw(console: Console, records: Sequence[Record], *, plain: bool) -> None:
         room = console.width - _EDGE
         name_width = min(longest, max(NAME_WIDTH, room - sum(_width(*column) for column in drawn)))
         for part in _parts(drawn, room - name_width):
-            table = Table(title=Text(title, no_wrap=True), title_justify="left", title_style="bold", box=style)
+            console.print(Text(title, style="" if plain else "bold"))  # a table's own title is cut to its width
+            table = Table(box=style)
             table.padding, table.pad_edge = (0, 0, 0, 1), False
             table.add_column("\npolicy", overflow="fold", width=name_width)
             for column, _ in part:
