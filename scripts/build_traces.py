@@ -42,7 +42,7 @@ def build(entry: PackagedTrace, source: Path, target: Path) -> int:
         metadata |= block_size_metadata(MOONCAKE_BLOCK)
     table = table.rename_columns(names).replace_schema_metadata(metadata)
     path = target / entry.file
-    pq.write_table(table, path, compression="zstd", compression_level=19, store_schema=False)
+    pq.write_table(table, path, compression="zstd", compression_level=19)
     return path.stat().st_size
 
 

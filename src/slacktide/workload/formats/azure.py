@@ -29,7 +29,6 @@ EXAMPLE = "2024-05-12 10:00:00.250000+00:00"
 
 def read_azure(columns: Columns, options: ReadOptions) -> Trace:
     """Azure CSV -> Trace with times from the first request on. Raises InputError naming line and column."""
-    columns.require(REQUIRED)
     prompts, outputs, empty = read_lengths(columns, "ContextTokens", "GeneratedTokens", drop=options.drop_empty)
     seconds = _seconds(columns)
     trace = Trace(

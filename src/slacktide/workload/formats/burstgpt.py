@@ -17,7 +17,6 @@ OPTIONAL = ("Session ID", "Elapsed time", "Model", "Total tokens", "Log Type")
 
 def read_burstgpt(columns: Columns, options: ReadOptions) -> Trace:
     """BurstGPT CSV -> Trace with times from the first request on. Raises InputError naming line and column."""
-    columns.require(REQUIRED)
     prompts = check_tokens(columns.numbers("Request tokens"), "Request tokens", columns.locate, lowest=0)
     outputs = check_tokens(columns.numbers("Response tokens"), "Response tokens", columns.locate, lowest=0)
     arrival = check_seconds(columns.numbers("Timestamp"), "Timestamp", columns.locate)

@@ -25,6 +25,7 @@ class Columns:
     def __init__(self, path: str, table: Any, text: str | None, first_line: int, delimiter: str = ",") -> None:
         self.path = path
         self.table = table
+        self.metadata: dict[bytes, bytes] = dict(table.schema.metadata or {})
         self.used: set[str] = set()
         self._text = text
         self._first_line = first_line
@@ -176,7 +177,7 @@ class Columns:
 
 
 def csv_columns(path: str, text: str) -> Columns:
-    """The columns of a CSV with a header line. Raises InputError for broken rows, naming the line."""
+    """The columns of a CSV with a header line (perhaps no rows). Raises InputError for broken rows, naming the line."""
     import pyarrow as pa
     import pyarrow.csv as pacsv
 
@@ -187,7 +188,8 @@ def csv_columns(path: str, text: str) -> Columns:
     if repeated is not None:
         raise InputError(f'{path}: line {first_line - 1}: two columns are called "{repeated}"')
     if not body.strip():
-        raise InputError(f"{path}: no rows below the header in line {first_line - 1}")
+        empty = pa.table({name: pa.array([], pa.string()) for name in names})
+        return Columns(path, empty, body, first_line, delimiter)
     convert = pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=False)
     try:
         table = pacsv.read_csv(

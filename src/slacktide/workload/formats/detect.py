@@ -73,7 +73,11 @@ def _read_table(path: str, data: bytes, options: ReadOptions) -> Trace:
         raise InputError(f"{path}: line {line}: no UTF-8 text at byte {error.start + 1}; convert the file") from None
     columns = csv_columns(path, text)
     table = _TABLES[options.format] if options.format in _TABLES else _table_of(columns)
-    return table.read(_canonical(columns, table), options)
+    columns = _canonical(columns, table)
+    columns.require(table.required)
+    if not len(columns):
+        raise InputError(f"{path}: no rows below the header")
+    return table.read(columns, options)
 
 
 def _canonical(columns: Columns, table: _TableFormat) -> Columns:

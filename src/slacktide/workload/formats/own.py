@@ -77,8 +77,9 @@ def read_own(columns: Columns, options: ReadOptions) -> Trace:
             check_unique([texts[code] if code >= 0 else None for code in codes], "request_id", locate)
     if "hash_ids" in columns:
         ids = columns.id_lists("hash_ids")
-        given = options.hash_block_size or int((columns.table.schema.metadata or {}).get(BLOCK_SIZE_KEY, 0)) or None
-        size = infer_block_size(prompts, np.diff(ids[1]), given)
+        stated = columns.metadata.get(BLOCK_SIZE_KEY, b"")
+        given = int(stated) if stated.isdigit() and len(stated) < 9 and int(stated) else None
+        size = infer_block_size(prompts, np.diff(ids[1]), options.hash_block_size or given)
         trace = check_hash_counts(replace(trace, hash_ids=ids, hash_block_size=size), locate)
     trace = replace(trace, notes=trace.notes + columns.unused_note())
     return sort_by_time(drop_rows(trace, {"with 0 tokens": empty}), from_first=False)

@@ -87,7 +87,7 @@ def _write_table(workload: Workload, file: Path, kind: str) -> None:
             arrays["hash_ids"] = [" ".join(map(str, part.tolist())) for part in lists]
     table = pa.table(arrays, metadata=metadata)
     if kind == "parquet":
-        pq.write_table(table, file, compression="zstd", store_schema=False)
+        pq.write_table(table, file, compression="zstd")
     else:
         pacsv.write_csv(table, file)
 
