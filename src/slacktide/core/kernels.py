@@ -135,7 +135,7 @@ def walk(
         if token_budget <= 0:
             break
         row = order[position]
-        cap = chunk_cap[row] if chunk_cap.size > 0 else token_budget
+        cap = chunk_cap[row] if chunk_cap.size > 0 else 1 << 62  # no cap
         if long_prefill_threshold > 0:
             cap = min(cap, long_prefill_threshold)
         if ints[STATUS, row] == RUNNING:

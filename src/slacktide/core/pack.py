@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -11,10 +11,11 @@ from slacktide.core.kv import blocks_for
 from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepResult, StepView
 
 if TYPE_CHECKING:
-    from slacktide.core.policy import ScorePolicy
+    from slacktide.core.policy import Policy, ScorePolicy
 
 _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 _NO_FLOATS: FloatArray = np.empty(0, dtype=np.float64)
+_NO_CAP = 1 << 62
 _walk: Any = None
 
 
@@ -53,7 +54,9 @@ def pack(
     list_rules); nobody is admitted in a step that preempted; the first waiting row that cannot be admitted ends
     admission; a row whose step in flight reaches max_tokens gets nothing.
     """
-    global _walk
+    global _walk  # noqa: PLW0603 (numba is loaded with the first plan, not with the module)
+    if order is not None and not order.size:
+        return Plan(_NO_INTS, _NO_INTS)
     if _walk is None:
         from slacktide.core.kernels import walk
 
@@ -100,7 +103,6 @@ def pack_reference(
 ) -> Plan:
     """The packer in plain Python: what `pack` must equal, and what to read first."""
     live, limits, bs = view.live, view.limits, view.limits.block_size
-    n = live.index.size
     running = {int(r) for r in np.flatnonzero(live.status == RUNNING)}
     known = live.num_prompt_tokens + live.num_output_tokens
     budget = limits.max_num_batched_tokens if token_budget is None else token_budget
@@ -123,7 +125,7 @@ def pack_reference(
     for r in map(int, _list_order(view) if order is None else order):
         if budget <= 0:
             break
-        cap = budget if chunk_cap is None else int(chunk_cap[r])
+        cap = _NO_CAP if chunk_cap is None else int(chunk_cap[r])
         cap = min(cap, long_prefill_threshold) if long_prefill_threshold > 0 else cap
         if live.status[r] == RUNNING:
             in_flight, output = int(live.num_in_flight_tokens[r]), int(live.num_output_tokens[r])
@@ -206,7 +208,9 @@ class Packed:
             order = order[allowed[order]]
         budget = None
         if hasattr(policy, "time_limit"):
-            budget = min(_budget_within(view, order, float(policy.time_limit(view))), view.limits.max_num_batched_tokens)
+            budget = min(
+                _budget_within(view, order, float(policy.time_limit(view))), view.limits.max_num_batched_tokens
+            )
         return pack(
             view,
             order,
@@ -245,3 +249,10 @@ def _budget_within(view: StepView, order: IntArray, time: float) -> int:
             limit=view.limits.max_num_batched_tokens,
         ),
     )
+
+
+def as_policy(policy: Policy | ScorePolicy) -> Policy:
+    """The policy itself when it plans whole steps, else lifted by `Packed`."""
+    if hasattr(policy, "plan"):
+        return cast("Policy", policy)
+    return Packed(policy)

@@ -13,6 +13,13 @@ from typing import Literal
 import numpy as np
 
 from slacktide.core.pack import pack
+from slacktide.core.policies._shared import (
+    require_at_least,
+    require_choice,
+    require_share,
+    smaller,
+    watermark_blocks,
+)
 from slacktide.core.policy import register
 from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepView
 
@@ -45,14 +52,17 @@ class VllmV1:
     _cadence: dict[str, int] = field(default_factory=lambda: {"step": 0, "bound": 0}, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.prefill_schedule_interval < 1:
-            raise ValueError(f"prefill_schedule_interval={self.prefill_schedule_interval}: expected at least 1")
-        if self.long_prefill_token_threshold < 0:
-            raise ValueError(f"long_prefill_token_threshold={self.long_prefill_token_threshold}: expected at least 0")
-        if self.max_num_batched_tokens is not None and self.max_num_batched_tokens < 1:
-            raise ValueError(f"max_num_batched_tokens={self.max_num_batched_tokens}: expected at least 1")
-        if self.watermark is not None and not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark={self.watermark}: expected a share from 0 to below 1")
+        """Raise ValueError naming the parameter that is out of its range."""
+        require_at_least(self, 1, "max_num_batched_tokens", "prefill_schedule_interval")
+        require_at_least(self, 0, "long_prefill_token_threshold")
+        require_share(self, "watermark")
+        require_choice(self, scheduling_policy=("fcfs", "priority"))
+        require_choice(self, victim=(None, "tail", "priority", "least-computed", "most-slack"))
+
+    @property
+    def steerable(self) -> bool:
+        """vLLM itself knows no other victim than that of its scheduling policy."""
+        return self.victim in (None, "priority" if self.scheduling_policy == "priority" else "tail")
 
     @property
     def decode_runs(self) -> bool:
@@ -62,13 +72,10 @@ class VllmV1:
     def plan(self, view: StepView) -> Plan:
         """One step by vLLM's rules."""
         limits, n = view.limits, view.live.index.size
-        budget = limits.max_num_batched_tokens
-        if self.max_num_batched_tokens is not None:
-            budget = min(budget, self.max_num_batched_tokens)
+        budget = smaller(limits.max_num_batched_tokens, self.max_num_batched_tokens)
         threshold = self.long_prefill_token_threshold if n > 1 else 0
         if threshold > 0 and self.long_prefill_token_threshold_adaptive:
             threshold = max(threshold, budget // n)
-        watermark = None if self.watermark is None else int(self.watermark * (limits.num_blocks + 1))
         order = _priority_order(view) if self.scheduling_policy == "priority" else None
         defer = self._defers_prefill(view) if self.prefill_schedule_interval > 1 else False
         plan = pack(
@@ -76,11 +83,10 @@ class VllmV1:
             order,
             token_budget=budget,
             long_prefill_threshold=threshold,
-            chunk_cap=view.live.is_decode.astype(np.int64) if defer else None,
+            chunk_cap=_deferred_caps(view, order) if defer else None,
             victim_key=self._victim_key(view),
             reserve_full_isl=self.scheduler_reserve_full_isl,
-            admit=not defer,
-            watermark_blocks=watermark,
+            watermark_blocks=watermark_blocks(view, self.watermark),
             list_rules=True,
         )
         if self.prefill_schedule_interval > 1:
@@ -92,7 +98,12 @@ class VllmV1:
         return plan
 
     def _defers_prefill(self, view: StepView) -> bool:
-        """vLLM's throttle: off its beat, while the queue was drained last time and something can decode."""
+        """vLLM's throttle: off its beat, while the queue was drained last time and something can decode.
+
+        The beat starts anew when the engine was idle, that is when even the oldest request arrives only now.
+        """
+        if view.live.arrival_time[0] >= view.now:
+            self._cadence["step"] = 0
         off_beat = self._cadence["step"] % self.prefill_schedule_interval != 0
         return off_beat and not self._cadence["bound"] and bool(view.live.is_decode.any())
 
@@ -107,9 +118,20 @@ class VllmV1:
         return None
 
 
+def _deferred_caps(view: StepView, order: IntArray | None) -> IntArray:
+    """Caps of a step without prefills: decodes, and what leads the queue with all but its last token cached."""
+    live = view.live
+    caps = live.is_decode.astype(np.int64)
+    rows = np.arange(caps.size) if order is None else order
+    waiting = rows[live.status[rows] != RUNNING]
+    one_token = live.num_tokens_needed[waiting] - live.num_cached_tokens[waiting] == 1
+    caps[waiting[np.cumprod(one_token).astype(bool)]] = 1
+    return caps
+
+
 def _priority_order(view: StepView) -> IntArray:
     """Running rows by admission, then waiting rows by (priority, arrival)."""
     live = view.live
     running = live.status == RUNNING
     key = np.where(running, live.admission_order, live.priority)
-    return np.lexsort((np.arange(key.size), key, ~running)).astype(np.int64)
+    return np.asarray(np.lexsort((np.arange(key.size), key, ~running)), dtype=np.int64)
