@@ -37,7 +37,7 @@ def max_tokens(
     the whole queue fits. 0 when the decodes alone do not fit into `time` or into `limit`, or nothing fits; NaN as
     `time` fits nothing. Raises ValueError for negative numbers.
     """
-    from slacktide.core.kernels_latency import empty_scratch, max_tokens_packed
+    from slacktide.core.kernels_latency import max_tokens_packed
 
     if num_decodes < 0 or limit < 0 or decode_context < 0 or decode_max_context < 0:
         raise ValueError(
@@ -57,7 +57,7 @@ def max_tokens(
         remaining,
         computed,
         int(limit),
-        empty_scratch(),
+        np.zeros(s.SHAPE_SIZE),
     )
     return int(found)
 

@@ -7,8 +7,6 @@ Readable twins: `reference` of each family in `latency.py`, `latency_families.py
 
 from __future__ import annotations
 
-import numpy as np
-
 from slacktide.core.kernels import compiled
 from slacktide.core.packing import (
     AFFINE,
@@ -342,8 +340,3 @@ def walk_packed(
             fits += 1
         i += 1
     return fits
-
-
-def empty_scratch() -> FloatArray:
-    """A shape to hand to `max_tokens_packed`."""
-    return np.zeros(12)

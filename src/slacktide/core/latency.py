@@ -82,9 +82,17 @@ class PackedModel(ABC):
         """Name of the family."""
 
     @property
-    @abstractmethod
     def packed(self) -> FloatArray:
         """Read-only block of all parameters."""
+        return self._packed
+
+    @cached_property
+    def _packed(self) -> FloatArray:
+        return self._pack()
+
+    @abstractmethod
+    def _pack(self) -> FloatArray:
+        """Build the block."""
 
     @abstractmethod
     def coefficients(self) -> dict[str, float]:
@@ -199,9 +207,7 @@ class AffineModel(PackedModel):
             "kappa": self.kappa,
         }
 
-    @cached_property
-    def packed(self) -> FloatArray:
-        """Header and six numbers."""
+    def _pack(self) -> FloatArray:
         header = {AFFINE_VALUES + i: value for i, value in enumerate(self.coefficients().values())}
         return pack(header | {FAMILY: AFFINE, MONOTONE: float(self.kappa >= 0)}, [])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -55,8 +54,7 @@ def least_squares(x: FloatArray, y: FloatArray, *, nonnegative: bool, ridge: flo
     gram = scaled.T @ scaled + ridge * len(x) * np.eye(x.shape[1])
     right = scaled.T @ y
     if not nonnegative:
-        result: FloatArray = np.linalg.solve(gram, right) / scale
-        return result
+        return _unscaled(np.linalg.solve(gram, right), scale)
     best, best_cost = np.zeros(x.shape[1]), 0.0
     for size in range(1, x.shape[1] + 1):
         for chosen in itertools.combinations(range(x.shape[1]), size):
@@ -66,7 +64,12 @@ def least_squares(x: FloatArray, y: FloatArray, *, nonnegative: bool, ridge: flo
             if cost < best_cost and w.min() >= 0:
                 best, best_cost = np.zeros(x.shape[1]), float(cost)
                 best[index] = w
-    return best / scale
+    return _unscaled(best, scale)
+
+
+def _unscaled(weights: FloatArray, scale: FloatArray) -> FloatArray:
+    result: FloatArray = weights / scale
+    return result
 
 
 @dataclass(frozen=True)
@@ -136,9 +139,7 @@ class SevenFeatureModel(PackedModel):
         }
         return {"floor": self.floor} | named
 
-    @cached_property
-    def packed(self) -> FloatArray:
-        """Header, floor and 24 weights."""
+    def _pack(self) -> FloatArray:
         values = [self.floor, *self.weights.ravel().tolist()]
         header = {SEVEN_VALUES + i: value for i, value in enumerate(values)}
         return pack(header | {FAMILY: SEVEN_FEATURE, MONOTONE: float(self.weights.min() >= 0)}, [])
@@ -192,9 +193,7 @@ class RooflineModel(PackedModel):
             "interference": self.interference,
         }
 
-    @cached_property
-    def packed(self) -> FloatArray:
-        """Header and nine numbers."""
+    def _pack(self) -> FloatArray:
         header = {ROOFLINE_VALUES + i: value for i, value in enumerate(self.coefficients().values())}
         return pack(header | {FAMILY: ROOFLINE, MONOTONE: 1.0}, [])
 

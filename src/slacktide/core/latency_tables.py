@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 
@@ -124,9 +123,7 @@ class TablesModel(PackedModel):
             return np.zeros(np.shape(positions))
         return uniform_curve(self.potential_values, self.potential_step, positions)
 
-    @cached_property
-    def packed(self) -> FloatArray:
-        """Header, curves and grids."""
+    def _pack(self) -> FloatArray:
         header = {
             p.FAMILY: p.TABLES,
             p.HOST_PER_STEP: self.host_per_step,

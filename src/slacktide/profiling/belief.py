@@ -70,7 +70,7 @@ def _add_chunks(shapes: FloatArray, rows: FloatArray, profile: Profile, rng: np.
 
 
 def fit_belief(profile: Profile, seed: int = 0) -> LatencyModel:
-    """Non-negative least squares of relative errors on sampled steps; half of them are kept out and give the reported error."""
+    """Non-negative least squares of relative errors; half of the sampled steps are kept out and give the error."""
     shapes = sample_shapes(profile, seed)
     times = profile.latency.step_times(shapes)
     train = np.arange(len(shapes)) % 2 == 0

@@ -52,9 +52,14 @@ class Part:
 
 
 def extend(x: FloatArray, known: FloatArray, values: FloatArray) -> FloatArray:
-    """Linear interpolation; held below the first known point, last two points' line beyond the last."""
+    """Linear interpolation; held below the first known point, linear beyond the last.
+
+    The slope beyond is that over the upper half of the known range: neighbouring points differ by tile effects.
+    """
     inside = np.interp(x, known, values)
-    slope = max((values[-1] - values[-2]) / (known[-1] - known[-2]), 0.0)
+    half = min(int(np.searchsorted(known, known[-1] / 2, side="right")) - 1, len(known) - 2)
+    half = max(half, 0)
+    slope = max((values[-1] - values[half]) / (known[-1] - known[half]), 0.0)
     result: FloatArray = inside + slope * np.maximum(x - known[-1], 0.0)
     return result
 

@@ -180,4 +180,21 @@ def _potential(rows: Rows, heads: int) -> tuple[FloatArray, float]:
     long = length[1:] >= FIT_FROM
     slope = np.polyfit(length[1:][long], mean[long], 1)[0]
     value = x * (np.interp(x, length[1:], mean) + slope * np.maximum(x - length[-1], 0.0))
-    return np.maximum.accumulate(value) * (heads / rows["num_heads"][0]), launch
+    return _convex(np.maximum.accumulate(value)) * (heads / rows["num_heads"][0]), launch
+
+
+def _convex(values: FloatArray) -> FloatArray:
+    """Lower convex envelope of equally spaced values: a chunk deeper in a prompt attends to more, so never costs less.
+
+    Measured bumps above it are at most 2 us a layer up to 1024 tokens; beyond, 8 % at single lengths, 13 % on the L40S.
+    """
+    hull: list[int] = []
+    for i, value in enumerate(values):
+        while len(hull) > 1:
+            a, b = hull[-2], hull[-1]
+            if (values[b] - values[a]) * (i - a) < (value - values[a]) * (b - a):
+                break
+            hull.pop()
+        hull.append(i)
+    result: FloatArray = np.interp(np.arange(len(values)), hull, values[hull])
+    return result

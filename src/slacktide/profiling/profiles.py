@@ -158,6 +158,7 @@ def load_profile(
     """
     blocks = {"num_gpu_blocks_override": num_gpu_blocks_override, "block_size": block_size}
     engine = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
+    _check_counts(name, {**blocks, **engine})
     if name.lower().endswith(".json"):
         from slacktide.profiling.profile_file import read_profile
 
@@ -205,6 +206,13 @@ def load_profile(
         label=label,
         sources={**latency.sources, "basis": text, "KV capacity": source},
     )
+
+
+def _check_counts(name: str, given: Mapping[str, int | None]) -> None:
+    for key, value in given.items():
+        least = 2 if key == "num_gpu_blocks_override" else 1  # vLLM keeps one block for itself
+        if value is not None and value < least:
+            raise InputError(f"profile {name!r}: {key}={value}: expected at least {least}")
 
 
 def _number(name: str, key: str, options: Mapping[str, str], given: float | None, default: float) -> float:
