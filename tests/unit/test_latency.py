@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -124,6 +125,25 @@ def test_families_keep_the_protocol(name):
     assert model.step_times(np.zeros((1, 12)))[0] == 0.0
     with pytest.raises(ValueError, match=r"expected float64\[m, 12\]"):
         model.step_times(np.zeros((2, 11)))
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_a_pickled_copy_is_as_good(name):
+    model = FAMILIES[name]()
+    packed = model.packed
+    copy = pickle.loads(pickle.dumps(model))
+    assert np.array_equal(copy.packed, packed)
+    assert not copy.packed.flags.writeable
+
+
+def test_potential_twins_agree():
+    model = small_tables()
+    positions = np.array([0.0, 0.5, 17.0, 19_999.0, 20_000.0, 31_000.0])
+    found = [kernels_latency.potential_packed(model.packed, x) for x in positions]
+    assert np.allclose(found, model.potential(positions), rtol=1e-12)
+    assert found[2] == pytest.approx(289e-9)
+    affine = FAMILIES["affine"]()
+    assert kernels_latency.potential_packed(affine.packed, 100.0) == affine.potential(np.array([100.0]))[0] == 0.0
 
 
 def test_affine_by_hand():

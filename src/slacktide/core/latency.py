@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -89,6 +89,10 @@ class PackedModel(ABC):
     @cached_property
     def _packed(self) -> FloatArray:
         return self._pack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the block: a copy builds its own, because unpickled arrays are not read-only any more."""
+        return {k: v for k, v in self.__dict__.items() if k != "_packed"}
 
     @abstractmethod
     def _pack(self) -> FloatArray:

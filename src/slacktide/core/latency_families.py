@@ -72,7 +72,7 @@ def _unscaled(weights: FloatArray, scale: FloatArray) -> FloatArray:
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SevenFeatureModel(PackedModel):
     """One linear expert per scene over SlidingServe's features: T = intercept + sum w_j x_j, at least `floor` seconds.
 

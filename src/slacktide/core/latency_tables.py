@@ -21,7 +21,7 @@ from slacktide.core.latency import PackedModel, check_seconds
 from slacktide.core.types import FloatArray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grid:
     """Values on the product of increasing node vectors; `values.shape` = the nodes' lengths. Seconds."""
 
@@ -60,7 +60,7 @@ def uniform_curve(values: FloatArray, step: float, x: FloatArray) -> FloatArray:
     return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TablesModel(PackedModel):
     """Composed kernel tables. All times in seconds, for all layers of the model on all its GPUs.
 

@@ -15,6 +15,7 @@ from slacktide.core.latency import LatencyModel
 from slacktide.errors import InputError, unknown_name
 from slacktide.profiling.capacity import KvCapacity, engine_defaults, kv_capacity
 from slacktide.profiling.compose import AIC_GPUS, INTERCONNECTS
+from slacktide.profiling.compose_attention import MEASURED_PAIRS
 from slacktide.profiling.kernel_tables import Gpu, Model, gpus, models
 
 GPU_NAMES = {
@@ -42,7 +43,7 @@ Published eager-mode calibrations up to 1024 decodes exceed the composed kernels
 `host_per_sequence` for such engines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
     """What a simulation needs to know of an engine. Times in seconds, sizes in bytes."""
 
@@ -76,7 +77,10 @@ class ProfileInfo:
 
 
 def list_profiles() -> list[ProfileInfo]:
-    """Every packaged profile that fits into its GPUs' memory, best founded first. Composes nothing."""
+    """Every packaged profile that fits into its GPUs' memory, best founded first. Composes nothing.
+
+    Of priors only the smallest number of GPUs is listed; 2x- and 4x- load as well.
+    """
     found = []
     for gpu_name, key in GPU_NAMES.items():
         gpu = gpus()[key]
@@ -86,6 +90,8 @@ def list_profiles() -> list[ProfileInfo]:
                     name = f"{gpu_name}/{model_name}" if n == 1 else f"{n}x-{gpu_name}/{model_name}"
                     label, text = _basis(gpu, model, n)
                     found.append(ProfileInfo(name, label, text))
+                    if label == "prior":
+                        break
     rank = {"composed": 0, "estimate": 1, "prior": 2}
     return sorted(found, key=lambda info: rank[info.label])
 
@@ -99,13 +105,13 @@ def _capacity(gpu: Gpu, model: Model, n: int) -> KvCapacity:
     return kv_capacity(gpu, model, n, max_num_batched_tokens=tokens, max_num_seqs=seqs, gpu_memory_utilization=0.9)
 
 
+def _mixed_measured(gpu: Gpu, model: Model, n: int) -> bool:
+    return (gpu.name, model.heads // n, model.kv_heads // n) in MEASURED_PAIRS
+
+
 def _basis(gpu: Gpu, model: Model, n: int) -> tuple[str, str]:
     """Label and one line on what a profile rests on."""
-    from slacktide.profiling.compose_attention import MEASURED_PAIRS
-
-    if (gpu.name, model.heads // n, model.kv_heads // n) in MEASURED_PAIRS and (
-        gpu.name in AIC_GPUS or model.name == "Llama-3-8B"
-    ):
+    if _mixed_measured(gpu, model, n) and (gpu.name in AIC_GPUS or model.name == "Llama-3-8B"):
         return "composed", "measured kernels, mixed attention measured"
     if gpu.name in AIC_GPUS:
         return "composed", f"measured kernels, interference of mixed attention assumed ({DEFAULT_INTERFERENCE:g})"
@@ -151,10 +157,10 @@ def load_profile(
     """Compose a packaged profile, or read a user's JSON file when `name` ends in .json.
 
     `interference` scales the decode attention of mixed batches where no mixed kernel was measured; `interconnect`
-    (nvlink, pcie, pcie-host) chooses the all-reduce of GPUs where none was measured; `skew` is the share of max - mean
-    added to the mean decode context (default 0; the measured skewed batches fit 0.02 in pure decode, 0.05 in mixed
-    batches); `host_overhead` and `host_per_sequence` in seconds. The rest has vLLM's names and meaning. Raises
-    InputError for an unknown name, an option that does not apply, and a model that does not fit into memory.
+    (nvlink, the default, pcie, pcie-host) chooses the all-reduce of 2x RTX 3090, where none was measured; `skew` is the
+    share of max - mean added to the mean decode context (default 0; the measured skewed batches fit 0.02 in pure
+    decode, 0.05 in mixed batches); `host_overhead` and `host_per_sequence` in seconds. The rest has vLLM's names and
+    meaning. Raises InputError for an unknown name, an option that does not apply, and a model that does not fit.
     """
     blocks = {"num_gpu_blocks_override": num_gpu_blocks_override, "block_size": block_size}
     engine = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
@@ -162,17 +168,32 @@ def load_profile(
     if name.lower().endswith(".json"):
         from slacktide.profiling.profile_file import read_profile
 
+        modelled = {
+            "interference": interference,
+            "interconnect": interconnect,
+            "skew": skew,
+            "host_overhead": host_overhead,
+            "host_per_sequence": host_per_sequence,
+            "gpu_memory_utilization": None if gpu_memory_utilization == 0.9 else gpu_memory_utilization,
+        }
+        for key, value in modelled.items():
+            _applies(name, key, value, False, "a profile file has its own numbers")
         return override(read_profile(name), **blocks, **engine)
     gpu_key, model_key, n, options = parse_name(name)
     gpu, model = gpus()[GPU_NAMES[gpu_key]], models()[model_key]
     if not _divides(model, n):
         raise InputError(f"profile {name!r}: {model.heads} heads, {model.kv_heads} KV heads do not divide by {n} GPUs")
+    label, text = _basis(gpu, model, n)
     chosen = {
         "interference": _number(name, "interference", options, interference, DEFAULT_INTERFERENCE),
         "skew": _number(name, "skew", options, skew, 0.0),
         "host_per_step": _number(name, "host_overhead", {}, host_overhead, DEFAULT_HOST_OVERHEAD),
         "host_per_sequence": _number(name, "host_per_sequence", {}, host_per_sequence, DEFAULT_HOST_PER_SEQUENCE),
     }
+    factor = interference if interference is not None else options.get("interference")
+    assumed = label == "prior" or (gpu.name in AIC_GPUS and not _mixed_measured(gpu, model, n))
+    _applies(name, "interference", factor, assumed, "its mixed attention rests on measurements")
+    _applies(name, "skew", skew if skew is not None else options.get("skew"), label != "prior", "a roofline has none")
     wire = _interconnect(name, gpu, n, interconnect or options.get("interconnect"))
     tokens, seqs = engine_defaults(gpu)
     tokens, seqs = max_num_batched_tokens or tokens, max_num_seqs or seqs
@@ -188,7 +209,6 @@ def load_profile(
     num_gpu_blocks = num_gpu_blocks_override or capacity.num_gpu_blocks(size)
     if num_gpu_blocks < 2:
         raise InputError(f"profile {name!r}: {capacity.explain()}; use more GPUs or a larger gpu_memory_utilization")
-    label, text = _basis(gpu, model, n)
     latency = _latency(gpu, model, n, label, wire, chosen)
     source = capacity.explain() if num_gpu_blocks_override is None else "num_gpu_blocks_override"
     return Profile(
@@ -226,6 +246,12 @@ def _number(name: str, key: str, options: Mapping[str, str], given: float | None
     if not (math.isfinite(number) and number >= least):
         raise InputError(f"profile {name!r}: {key}={value}: expected a number of at least {least:g}")
     return number
+
+
+def _applies(name: str, key: str, value: object, condition: bool, why: str) -> None:
+    """Raise InputError for an option that would change nothing."""
+    if value is not None and not condition:
+        raise InputError(f"profile {name!r}: {key}={value} does not apply: {why}; leave it out")
 
 
 def _interconnect(name: str, gpu: Gpu, n: int, chosen: str | None) -> str | None:
