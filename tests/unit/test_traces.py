@@ -121,7 +121,11 @@ FAULTS = [
     (OWN + "0,1e999,6\n", "line 2: prompt_tokens is inf"),
     (OWN + "-1,5,6\n", "line 2: arrival_s is -1"),
     (OWN + ",5,6\n", "line 2: arrival_s is empty"),
-    (OWN + "1e12,5,6\n", "line 2: arrival_s is 1e"),
+    (OWN + "0,5,6\n1e12,5,6\n", "line 3: arrival_s is 1e"),
+    (OWN + "1e999,5,6\n", "line 2: arrival_s is inf"),
+    ("arrival,prompt_tokens,output_tokens\n0,5,6\n", 'column "arrival" is not known, nearest is "arrival_s"'),
+    ("arrival_time,prompt_tokens,output_tokens\n0,5,6\n", 'column "arrival_time" is not known, nearest is "arrival_s"'),
+    ("prompt_tokens,output_tokens,slo_ttft\n5,6,7\n", 'column "slo_ttft" is not known, nearest is "slo_ttft_ms"'),
     ("prompt_tokens,output_tokens,slo_ttft_ms\n5,6,0\n", "line 2: slo_ttft_ms is 0"),
     ("prompt_tokens,output_tokens,slo_ttft_ms\n5,6,1e300\n", "line 2: slo_ttft_ms is 1e"),
     ("prompt_tokens,output_tokens,slo_tbt_ms,slo_tpot_ms\n5,6,1,1\n", "mean the same"),
@@ -145,7 +149,10 @@ FAULTS = [
     (BURST + ",GPT-4,5,6,1,x\n", "line 2: Timestamp is empty"),
     (jsonl({"timestamp": 0, "input_lenght": 5, "output_length": 6}), 'input_length missing, nearest is "input_lenght"'),
     (jsonl({"timestamp": 0, "input_length": None, "output_length": 6}), "line 1: field input_length missing"),
-    (jsonl({"timestamp": 0, "input_length": "5", "output_length": 6}), "line 1: field input_length: expected int"),
+    (
+        jsonl({"timestamp": 0, "input_length": "5", "output_length": 6}),
+        "line 1: field input_length: expected number, got str",
+    ),
     (jsonl({"timestamp": 0, "input_length": 5, "output_length": 0}), "line 1: output_length is 0"),
     (jsonl({"timestamp": 0, "input_length": 5, "output_length": -1}), "line 1: output_length is -1"),
     (jsonl({"timestamp": 0, "input_length": 10**400, "output_length": 1}), "line 1"),
@@ -162,6 +169,14 @@ FAULTS = [
     (jsonl({"promt": "a", "output_tokens": 5}), 'field prompt is missing, nearest is "promt"'),
     (jsonl({"prompt": "a"}), "line 1: field output_tokens missing.*default output length"),
     (jsonl({"prompt": "a", "output_tokens": 0}), "line 1: output_tokens is 0"),
+    (jsonl({"Timestamp": 0, "input_length": 5, "output_length": 6}), 'field "Timestamp" is not known, nearest is "ti'),
+    (jsonl({"timestamp": -1, "input_length": 5, "output_length": 6}), "line 1: timestamp is -1, expected 0 or more"),
+    (jsonl({"input_lens": [1], "output_lens": [1]}) * 2, "holds several results"),
+    (
+        '[{"input_length": 5, "output_length": 6}]',
+        "list of objects with input_length, output_length, expected id, conv",
+    ),
+    (jsonl({"input_toks": 5, "output_toks": 6}), "no known trace format: fields input_toks, output_toks"),
     (jsonl({"colour": "red"}), "no known trace format: fields colour"),
     ("{}", "no known trace format: fields none"),
     ("[]", "no conversations"),
@@ -202,6 +217,13 @@ def test_unsorted_rows_are_sorted_with_one_note_that_counts_them(write):
     assert trace.num_prompt_tokens.tolist() == [20, 40, 30, 10, 50]
     assert [note for note in trace.notes if "3 of 5 rows are earlier" in note] == list(trace.notes)
     assert len(trace.notes) == 1
+
+
+def test_epoch_seconds_count_from_the_first_row(write):
+    trace = read_trace(write(OWN.replace("\n", ",abort_s\n") + "1715508000.5,5,6,1715508004.5\n1715508001.5,5,6,\n"))
+    assert trace.arrival_time.tolist() == [0, 1]
+    assert trace.patience.tolist() == [4, math.inf]
+    assert any("times count from the first row" in note for note in trace.notes)
 
 
 def test_equal_rows_are_two_requests(write):

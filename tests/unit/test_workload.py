@@ -101,6 +101,12 @@ def test_one_instant_cannot_be_scaled():
         make((1.0, 1.0, 1.0)).scaled_to(3.0)
 
 
+def test_a_single_request_has_no_rate_and_stays():
+    workload = make((2.0,), (5,), (6,))
+    assert math.isnan(workload.rate)
+    assert workload.scaled_to(3.0).arrival_time.tolist() == [2.0]
+
+
 def test_first_and_take_carry_ragged_hash_ids():
     workload = make(prompts=(512, 1024, 30), hash_ids=([1, 2, 3], [0, 1, 3, 3]))
     part = workload.take([1, 2])

@@ -211,16 +211,19 @@ class Workload:
     def scaled_to(self, rate: float) -> Workload:
         """Time stretched or squeezed so that the mean rate becomes `rate` requests/s; infinity = all at once.
 
-        SLOs and patience are the users' and stay. Raises InputError when there is no span to stretch.
+        SLOs and patience are the users' and stay; a single request has no rate and stays, too. Raises InputError when
+        several requests have no span to stretch.
         """
         check_rate(rate)
         if math.isinf(rate):
             return self.with_arrivals(np.zeros(len(self)))
         if self.closed is not None:
             raise InputError(f"{self.name}: a closed loop has no rate; set its concurrency instead")
+        if len(self) == 1:
+            return self
         if not self.span > 0:
             raise InputError(
-                f"{self.name}: all {len(self)} arrival(s) at one time, so its rate cannot be set to {rate:g}"
+                f"{self.name}: all {len(self)} arrivals at one time, so its rate cannot be set to {rate:g}"
                 " requests/s; use --arrival poisson"
             )
         return self.with_arrivals(self.arrival_time * (self.rate / rate))

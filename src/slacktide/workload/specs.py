@@ -49,6 +49,20 @@ def parse_whole(text: str, what: str, lowest: int, highest: int) -> int:
     return int(value)
 
 
+def misspelt(name: str, known: Iterable[str]) -> str | None:
+    """The known name that `name` was probably meant to be, or None: nearly equal, or about arrival like it.
+
+    For columns that would be passed over in silence otherwise: `slo_ttft` for `slo_ttft_ms`, `arrival` for `arrival_s`.
+    """
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(name.casefold(), names, n=1, cutoff=0.8)  # 0.8: one letter in five may differ
+    if near:
+        return near[0]
+    return next((other for other in names if name[:7].casefold() == other[:7] == "arrival"), None)
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """`, nearest is "x"` for the most similar known name, or an empty string when none is near."""
     import difflib

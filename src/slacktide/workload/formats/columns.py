@@ -70,7 +70,7 @@ class Columns:
 
     def unused_note(self) -> tuple[str, ...]:
         """One note that names the columns which no one asked for."""
-        extra = [name for name in self.names if name not in self.used]
+        extra = [name or "(without a name)" for name in self.names if name not in self.used]
         return (f"{self.path}: not used: column {', '.join(extra)}",) if extra else ()
 
     def numbers(self, name: str, empty_ok: bool = False) -> FloatArray:

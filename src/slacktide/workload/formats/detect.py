@@ -32,18 +32,18 @@ _TABLES = {
 }
 
 _JSON = {
-    "mooncake": (("timestamp", "input_length", "output_length", "hash_ids"), read_mooncake),
-    "timed_trace": (("timestamp", "input_length", "output_length", "hash_ids"), read_mooncake),
-    "custom": (("prompt", "output_tokens"), read_custom),
+    "mooncake": (("input_length", "output_length"), read_mooncake),
+    "timed_trace": (("input_length", "output_length"), read_mooncake),
+    "custom": (("prompt",), read_custom),
     "sharegpt": (("conversations",), read_sharegpt),
-    "vllm-bench": (("input_lens", "output_lens", "ttfts", "itls", "start_times", "duration", "completed"), read_bench),
-}  # fmt: skip
-"""JSON formats: keys that give them away, and the reader. `timed_trace` comes second: detection says mooncake."""
+    "vllm-bench": (("input_lens", "output_lens"), read_bench),
+}
+"""JSON formats: the keys they need, and the reader. `timed_trace` comes second: detection says mooncake."""
 
 FORMATS = (*_TABLES, *_JSON)
 """Names of all formats, for `ReadOptions.format`."""
 
-NEAR = 0.6
+NEAR = 0.75
 """Least similarity (difflib ratio) of a name taken for a misspelt one."""
 
 
@@ -128,20 +128,17 @@ def _detect_json(path: str, data: bytes) -> str:
         if rest.lstrip()[:1] == b"{":  # a second object: JSON lines whose first line is broken
             raise
         first = decode(path, data)
-    keys = list(first) if isinstance(first, dict) else []
-    matches = {name: sum(key in keys for key in known) for name, (known, _) in _JSON.items()}
-    best = max(matches, key=lambda name: matches[name])
-    if matches[best] and (best != "mooncake" or "input_length" in keys or "output_length" in keys):
-        return best
-    nearest = {
-        name: max((_likeness(key, {k.casefold() for k in keys}) for key in known), default=0.0)
-        for name, (known, _) in _JSON.items()
-    }
-    best = max(nearest, key=lambda name: nearest[name])
-    if nearest[best] >= NEAR:
-        return best  # its reader names the misspelt field
-    known = "; ".join(f"{name}: {', '.join(fields)}" for name, (fields, _) in _JSON.items())
-    raise InputError(
-        f"{path}: line {first_line}: no known trace format: fields {', '.join(keys)[:120] or 'none'};"
-        f" expected those of one of {known}"
-    )
+    keys = {name.casefold() for name in first} if isinstance(first, dict) else set()
+    scores = {name: sum(_likeness(key, keys) for key in needed) / len(needed) for name, (needed, _) in _JSON.items()}
+    best = max(scores, key=lambda name: scores[name])
+    if {"duration", "completed"} <= keys:
+        best = "vllm-bench"  # without --save-detailed it has none of the needed keys: its reader says so
+    elif scores[best] < 0.5:  # half of what the format needs is there: its reader says what is missing
+        known = "; ".join(f"{name}: {', '.join(needed)}" for name, (needed, _) in _JSON.items())
+        found = ", ".join(first)[:120] if keys else "none"
+        raise InputError(
+            f"{path}: line {first_line}: no known trace format: fields {found}; expected those of one of {known}"
+        )
+    if best == "vllm-bench" and rest.lstrip()[:1] == b"{":
+        raise InputError(f"{path}: holds several results; split the file into one for each run")
+    return best

@@ -30,11 +30,12 @@ from slacktide.workload.formats.base import (
     check_unique,
     drop_rows,
     encode_labels,
+    first_bad,
     infer_block_size,
     sort_by_time,
 )
 from slacktide.workload.formats.jsontext import decode
-from slacktide.workload.specs import suggest
+from slacktide.workload.specs import misspelt, suggest
 from slacktide.workload.tokens import token_counter
 
 TIMED_TRACE_BLOCK_SIZE = 16
@@ -64,7 +65,7 @@ def _record_type(lengths: tuple[str, ...], text: str | None) -> Any:
 class _Lines:
     """The records of a JSONL file with their line numbers."""
 
-    def __init__(self, path: str, data: bytes, record: Any) -> None:
+    def __init__(self, path: str, data: bytes, record: Any, needed: tuple[str, ...]) -> None:
         import msgspec
 
         self.path = path
@@ -84,6 +85,12 @@ class _Lines:
             raise InputError(f"{path}: no rows")
         first = decode(path, data.splitlines()[self.lines[0] - 1], self.lines[0])
         extra = [name for name in first if name not in record.__struct_fields__]
+        absent = [name for name in record.__struct_fields__ if name not in first and name not in needed]
+        for name in extra:
+            meant = misspelt(name, absent)
+            if meant is not None:
+                where = f"{path}: line {self.lines[0]}"
+                raise InputError(f'{where}: field "{name}" is not known, nearest is "{meant}"; rename or delete it')
         self.notes: tuple[str, ...] = (f"{path}: not used: field {', '.join(extra)}",) if extra else ()
         self.names: list[str] = list(first)
 
@@ -130,7 +137,8 @@ class _Lines:
 
 def read_mooncake(path: str, data: bytes, options: ReadOptions) -> Trace:
     """Mooncake or timed_trace JSONL -> Trace. Raises InputError naming the line and field of the first fault."""
-    lines = _Lines(path, data, _record_type(("input_length", "output_length"), None))
+    needed = ("input_length", "output_length")
+    lines = _Lines(path, data, _record_type(needed, None), needed)
     lowest = 0 if options.drop_empty else 1
     prompts = check_tokens(lines.numbers("input_length"), "input_length", lines.locate, lowest)
     outputs = check_tokens(lines.numbers("output_length"), "output_length", lines.locate, lowest)
@@ -168,6 +176,9 @@ def _with_times(trace: Trace, lines: _Lines, unit: str | None, assumed: str) -> 
     if all(value is None for value in values):
         return trace
     stamps = lines.numbers("timestamp")
+    row = first_bad(stamps >= 0)
+    if row is not None:
+        raise InputError(f"{lines.locate(row)}: timestamp is {stamps[row]:g}, expected 0 or more")
     origin = float(stamps.min())
     seconds = check_seconds((stamps - origin) * TIME_UNITS[unit or assumed], "timestamp", lines.locate)
     notes = trace.notes
@@ -221,7 +232,7 @@ def read_custom(
     Prompt lengths come from `count`, else the tokenizer of the options, else the estimate of `tokens.py`, and a note
     says which. Raises InputError for empty prompts, or output lengths that are neither in the file nor in the options.
     """
-    lines = _Lines(path, data, _record_type(("output_tokens",), "prompt"))
+    lines = _Lines(path, data, _record_type(("output_tokens",), "prompt"), ("prompt",))
     texts = lines.values("prompt")
     row = next((i for i, text in enumerate(texts) if not text), None)
     if row is not None:

@@ -41,5 +41,5 @@ def _plain(message: str) -> str:
     """msgspec's message in our words: 'Expected `int`, got `str` - at `$.x`' -> 'field x: expected int, got str'."""
     what, _, where = message.replace("`", "").partition(" - at ")
     field = where.removeprefix("$").lstrip(".")
-    what = what[:1].lower() + what[1:].replace(" | null", "")
+    what = what[:1].lower() + what[1:].replace(" | null", "").replace("int | float", "number")
     return f"field {field}: {what}" if field else what

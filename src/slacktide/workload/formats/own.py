@@ -3,7 +3,7 @@
 | column | meaning |
 |---|---|
 | `prompt_tokens`, `output_tokens` | needed; whole numbers from 1 on |
-| `arrival_s` | seconds from the start of the run; without it the file has no times |
+| `arrival_s` | seconds from the start of the run, or epoch seconds; without it the file has no times |
 | `max_tokens` | the client's limit on output tokens |
 | `slo_ttft_ms`, `slo_tbt_ms` (or `slo_tpot_ms`), `slo_e2el_ms` | targets; an empty cell leaves the run's SLO in force |
 | `priority` | whole number, lower first |
@@ -35,6 +35,7 @@ from slacktide.workload.formats.base import (
     sort_by_time,
 )
 from slacktide.workload.formats.columns import Columns
+from slacktide.workload.specs import misspelt
 
 REQUIRED = ("prompt_tokens", "output_tokens")
 OPTIONAL = ("arrival_s", "max_tokens", "slo_ttft_ms", "slo_tbt_ms", "slo_tpot_ms", "slo_e2el_ms", "priority",
@@ -42,6 +43,9 @@ OPTIONAL = ("arrival_s", "max_tokens", "slo_ttft_ms", "slo_tbt_ms", "slo_tpot_ms
 
 BLOCK_SIZE_KEY = b"hash_block_size"
 """Key in the Parquet schema's metadata for the tokens behind one hash id."""
+
+LATEST_START = 1e8
+"""Seconds; a first arrival after three years is a date (epoch seconds), not an idle server."""
 
 MAX_PRIORITY = 2**31 - 1
 """vLLM's priority is a 32-bit number in practice; more would overflow sort keys."""
@@ -51,10 +55,13 @@ def read_own(columns: Columns, options: ReadOptions) -> Trace:
     """Our CSV or Parquet -> Trace. Raises InputError naming line and column of the first bad cell."""
     columns.require(REQUIRED)
     locate = columns.locate
+    absent = [name for name in OPTIONAL if name not in columns]
+    for name in columns.names:
+        meant = None if name in OPTIONAL else misspelt(name, absent)
+        if meant is not None:
+            raise InputError(f'{columns.path}: column "{name}" is not known, nearest is "{meant}"; rename or delete it')
     prompts, outputs, empty = read_lengths(columns, *REQUIRED, drop=options.drop_empty)
-    arrival = None
-    if "arrival_s" in columns:
-        arrival = check_seconds(columns.numbers("arrival_s"), "arrival_s", locate)
+    arrival, notes = _arrival(columns)
     trace = Trace(
         name=columns.path,
         num_prompt_tokens=prompts,
@@ -68,7 +75,7 @@ def read_own(columns: Columns, options: ReadOptions) -> Trace:
         slo_class=_labels(columns, "slo_class"),
         tenant=_labels(columns, "tenant"),
         session=_labels(columns, "session_id"),
-        patience=_patience(columns, arrival),
+        patience=_patience(columns),
         format="slacktide",
     )
     if "request_id" in columns:
@@ -81,7 +88,7 @@ def read_own(columns: Columns, options: ReadOptions) -> Trace:
         given = int(stated) if stated.isdigit() and len(stated) < 9 and int(stated) else None
         size = infer_block_size(prompts, np.diff(ids[1]), options.hash_block_size or given)
         trace = check_hash_counts(replace(trace, hash_ids=ids, hash_block_size=size), locate)
-    trace = replace(trace, notes=trace.notes + columns.unused_note())
+    trace = replace(trace, notes=trace.notes + notes + columns.unused_note())
     return sort_by_time(drop_rows(trace, {"with 0 tokens": empty}), from_first=False)
 
 
@@ -130,12 +137,28 @@ def _priority(columns: Columns) -> IntArray | None:
     return values.astype(np.int64)
 
 
-def _patience(columns: Columns, arrival: FloatArray | None) -> FloatArray | None:
+def _arrival(columns: Columns) -> tuple[FloatArray | None, tuple[str, ...]]:
+    """Arrival times as given, or from the first one on when that lies days away (epoch seconds), with a note."""
+    if "arrival_s" not in columns:
+        return None, ()
+    times = columns.numbers("arrival_s")
+    row = first_bad(np.isfinite(times) & (times >= 0))
+    if row is not None:
+        raise InputError(f"{columns.locate(row)}: arrival_s is {times[row]:g}, expected seconds from 0 on")
+    start = float(times.min())
+    notes: tuple[str, ...] = ()
+    if start > LATEST_START:
+        times, notes = times - start, (f"{columns.path}: times count from the first row, arrival_s {start:.6f}",)
+    return check_seconds(times, "arrival_s", columns.locate), notes
+
+
+def _patience(columns: Columns) -> FloatArray | None:
     """Seconds from arrival to abort; infinity for empty cells."""
     if "abort_s" not in columns:
         return None
-    if arrival is None:
+    if "arrival_s" not in columns:
         raise InputError(f"{columns.path}: abort_s is on the clock of arrival_s, and there is no column arrival_s")
+    arrival = columns.numbers("arrival_s")
     abort = np.nan_to_num(columns.numbers("abort_s", empty_ok=True), nan=np.inf)
     row = first_bad(abort >= arrival)
     if row is not None:

@@ -64,6 +64,12 @@ def read_sharegpt(path: str, data: bytes, options: ReadOptions, count: TokenCoun
         cut += shortened
         usable.append(conversation)
     why = ", ".join(f"{n} {reason}" for reason, n in reasons.items())
+    if not usable and isinstance(items[0], dict) and not any(_has_messages(item) for item in items):
+        fields = ", ".join(map(str, items[0]))[:120]
+        raise InputError(
+            f"{path}: a JSON list of objects with {fields or 'no fields'}, expected id, conversations; other"
+            " formats hold one object a line (JSONL)"
+        )
     if not usable:
         raise InputError(f"{path}: no usable conversation in {len(items)}" + (f": {why}" if why else ""))
     counter, how = token_counter(options.tokenizer)
@@ -91,6 +97,10 @@ def _items(path: str, data: bytes) -> list[Any]:
     return items
 
 
+def _has_messages(item: Any) -> bool:
+    return isinstance(item, dict) and ("conversations" in item or "messages" in item)
+
+
 def _label(item: Any, number: int) -> str:
     """The session's name: the id with its place, because ids repeat and parts of one chat are separate entries."""
     given = item.get("id") if isinstance(item, dict) else None
@@ -99,7 +109,7 @@ def _label(item: Any, number: int) -> str:
 
 def _collect(item: Any, conversation: _Conversation, texts: list[str]) -> tuple[str, bool]:
     """Fill `conversation` from `item`; returns (reason to leave it out or "", whether it ends early)."""
-    messages = item.get("conversations", item.get("messages")) if isinstance(item, dict) else None
+    messages = item.get("conversations", item.get("messages")) if _has_messages(item) else None
     if not isinstance(messages, list) or not messages:
         return "without messages", False
     turns = [_message(message) for message in messages]
