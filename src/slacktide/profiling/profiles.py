@@ -159,8 +159,9 @@ def load_profile(
     `interference` scales the decode attention of mixed batches where no mixed kernel was measured; `interconnect`
     (nvlink, the default, pcie, pcie-host) chooses the all-reduce of 2x RTX 3090, where none was measured; `skew` is the
     share of max - mean added to the mean decode context (default 0, which replays the real RTX PRO 6000 run best: mean
-    TPOT +0.3 %, against +2.2 % at 0.02 and +5.0 % at 0.05, the medians of measured skewed pure and mixed batches); `host_overhead` and `host_per_sequence` in seconds. The rest has vLLM's names and
-    meaning. Raises InputError for an unknown name, an option that does not apply, and a model that does not fit.
+    TPOT +0.3 %, against +2.2 % at 0.02 and +5.0 % at 0.05, the medians of measured skewed pure and mixed batches);
+    `host_overhead` and `host_per_sequence` in seconds. The rest has vLLM's names and meaning. Raises InputError for an
+    unknown name, an option that does not apply, and a model that does not fit.
     """
     blocks = {"num_gpu_blocks_override": num_gpu_blocks_override, "block_size": block_size}
     engine = {"max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs}
