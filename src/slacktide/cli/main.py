@@ -24,6 +24,8 @@ from slacktide.errors import InputError, unknown_name
 VERBS: dict[str, tuple[str, str]] = {
     "compare": ("slacktide.cli.compare", "simulate several policies on the same requests, in one table"),
     "simulate": ("slacktide.cli.simulate", "simulate one policy"),
+    "goodput": ("slacktide.cli.goodput", "find the highest rate at which each policy meets the SLO"),
+    "sweep": ("slacktide.cli.sweep", "simulate a grid of settings and policies, on all cores"),
     "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
     "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),

@@ -191,10 +191,9 @@ class _Search:
 
     def record(self, task: Task, found: Evaluation) -> None:
         """Put an outcome into the store, readable by people too."""
-        rate = found.rate if math.isfinite(found.rate) else "inf"
         self.store.put(
             self._key(task),
-            {"policy": self.spec.label, "seed": self.base.seed, "rotate": self.base.rotate, "rate": rate,
+            {"policy": self.spec.label, "seed": self.base.seed, "rotate": self.base.rotate, "rate": found.rate,
              "attainment": found.attainment, "stopped": found.stopped, "wall_time": found.wall_time},
         )  # fmt: skip
 
@@ -220,7 +219,10 @@ def find_goodput(
     """
     _check(scenario, target, seeds, resolution)
     known = Store() if store is None else store
-    timed = _has_times(scenario)
+    timed, notes = _has_times(scenario), []
+    if not timed and scenario.burstiness is None and (scenario.arrival or "trace") == "trace":
+        scenario = replace(scenario, arrival="poisson")
+        notes.append(f"{scenario.trace} has no arrival times: Poisson arrivals")
     setups = [_setup(scenario, spec, timed) for spec in specs]  # all input errors before the first run
     starts: dict[str, tuple[float, float]] = {}
     searches: dict[tuple[int, int], _Search] = {}
@@ -266,8 +268,8 @@ def find_goodput(
         first += list(follow(p, 0, None))
     run_tasks(evaluate, first, then, min(jobs, len(specs) * seeds))
     return [
-        _record(scenario, specs[p], setups[p], [searches[p, s] for s in range(seeds) if (p, s) in searches], resolution)
-        for p in range(len(specs))
+        _record(scenario, spec, setup, [searches[p, s] for s in range(seeds) if (p, s) in searches], resolution, notes)
+        for p, (spec, setup) in enumerate(zip(specs, setups, strict=True))
     ]
 
 
@@ -316,7 +318,12 @@ def _start(scenario: Scenario, setup: Setup, timed: bool) -> tuple[float, float]
 
 
 def _record(
-    scenario: Scenario, spec: PolicySpec, setup: Setup, searches: list[_Search], resolution: float
+    scenario: Scenario,
+    spec: PolicySpec,
+    setup: Setup,
+    searches: list[_Search],
+    resolution: float,
+    notes: list[str],
 ) -> dict[str, Any]:
     """What is told of a policy."""
     target, brackets = searches[0].target, [search.bracket for search in searches if search.bracket is not None]
@@ -352,7 +359,7 @@ def _record(
         ],
         "wall_time": math.fsum(e.wall_time for s in searches for e in s.evaluations),
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
-        "notes": [*setup.workload.notes, *_notes(searches, brackets)],
+        "notes": [*setup.workload.notes, *notes, *_notes(searches, brackets)],
     }  # fmt: skip
 
 

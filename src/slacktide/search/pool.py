@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -169,11 +170,11 @@ class Store:
         return self._known.get(key)
 
     def put(self, key: str, value: dict[str, Any]) -> None:
-        """Store `value`, ready for JSON, at once. Raises InputError when the file cannot be written."""
+        """Store `value`, of JSON's types, at once. Raises InputError when the file cannot be written."""
         self._known[key] = value
         if self._file is None:
             return
-        line = json.dumps({"key": key} | value, allow_nan=False) + "\n"
+        line = json.dumps({"key": key} | _strict(value), allow_nan=False) + "\n"
         try:
             self._file.write(line.encode())
             self._file.flush()
@@ -186,6 +187,17 @@ class Store:
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no infinity: "inf", as `vllm bench` writes it."""
+    if isinstance(value, dict):
+        return {name: _strict(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else "inf" if value > 0 else "-inf"
+    return value
 
 
 def key_of(scenario: Scenario, spec: PolicySpec, **more: Any) -> str:
