@@ -88,6 +88,11 @@ def test_ramp_follows_vllms_rates_by_request_number(shape, middle):
     assert 1 / gaps[N // 2 - width // 2 : N // 2 + width // 2].mean() == pytest.approx(middle, rel=0.2)
 
 
+def test_ramp_ends_at_exactly_the_end_rate():
+    unit = np.diff(times("poisson", 1.0, n=3), prepend=0)
+    assert np.diff(times("ramp:start=1,end=9", rate=None, n=3), prepend=0) == pytest.approx(unit / [1, 5, 9])
+
+
 def test_ramp_of_one_request_uses_the_first_rate():
     assert times("ramp:start=2,end=10", rate=None, n=1) == pytest.approx(times("poisson", rate=2.0, n=1))
 

@@ -269,6 +269,11 @@ def test_drop_empty_counts_rows_in_strict_formats(write):
     assert any("left out 2 of 3 rows: 2 with 0 tokens" in note for note in trace.notes)
 
 
+def test_azure_zones_on_both_sides_of_utc(write):
+    rows = "2024-05-12 10:00:00-05:30,1,6\n2024-05-12 15:30:01Z,2,6\n2024-05-12T17:30:02+0200,3,6\n"
+    assert read_trace(write(AZURE + rows)).arrival_time.tolist() == [0, 1, 2]
+
+
 def test_mooncake_blocks_and_milliseconds(write):
     records = ({"timestamp": 1500 * i, "input_length": 600, "output_length": 2, "hash_ids": [0, i]} for i in (0, 1, 2))
     trace = read_trace(write(jsonl(*records)))

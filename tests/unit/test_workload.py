@@ -314,6 +314,13 @@ def test_options_reach_the_reader(tmp_path: Path):
     assert len(load_workload(str(file), rate=1, options=ReadOptions(drop_empty=True))) == 1
 
 
+def test_prompt_and_output_lengths_are_independent():
+    workload = load_workload("synthetic:prompt=uniform:1:1000,output=uniform:1:1000,n=5000", rate=1)
+    assert abs(np.corrcoef(workload.num_prompt_tokens, workload.num_output_tokens)[0, 1]) < 0.05
+    gaps = np.diff(workload.arrival_time, prepend=0)
+    assert abs(np.corrcoef(workload.num_prompt_tokens, gaps)[0, 1]) < 0.05
+
+
 def test_same_seed_same_bytes():
     one, two = (load_workload("mix:sharegpt*5+arxiv", rate=3, seed=11) for _ in range(2))
     assert one.arrival_time.tobytes() == two.arrival_time.tobytes()
