@@ -537,3 +537,10 @@ def test_provenance_stands_beside_the_files():
         metadata = pq.read_schema(pa.BufferReader(data)).metadata
         assert metadata[b"licence"].decode() == entry.licence
     assert sizes < 2.5e6
+
+
+def test_labels_are_numbered_by_first_appearance_around_empty_cells(write):
+    rows = "".join(f"5,6,{label}\n" for label in ("b", "", "a", "b", "", "c"))
+    codes, texts = read_trace(write("prompt_tokens,output_tokens,tenant\n" + rows)).tenant
+    assert codes.tolist() == [0, -1, 1, 0, -1, 2]
+    assert texts == ("b", "a", "c")

@@ -138,9 +138,11 @@ class Columns:
         encoded = encoded.dictionary_encode()
         texts = encoded.dictionary.to_pylist()
         kept = [text for text in texts if text]
-        code_of = np.array(
-            [kept.index(t) if t else -1 for t in texts] if "" in texts else range(len(texts)), dtype=np.int64
-        )
+        code_of = np.arange(len(texts), dtype=np.int64)
+        if "" in texts:  # the empty text has no code; those after it move up
+            empty = texts.index("")
+            code_of[empty:] -= 1
+            code_of[empty] = -1
         codes = encoded.indices.to_numpy()
         return (code_of[codes] if len(codes) else np.empty(0, dtype=np.int64)), tuple(kept)
 
