@@ -100,15 +100,17 @@ RIVAL_CODE = """
 import json, sys, time
 from sched_sim.core.event_engine import Simulator
 from sched_sim.core.request import Request
-from sched_sim.hardware.presets import get_hardware_preset
+from sched_sim.hardware.presets import get_hardware_profile
 from sched_sim.schedulers.factory import create_scheduler
 rows, budget = json.load(open(sys.argv[1]))
-hardware = get_hardware_preset("h100")
+# Its H100 preset serves a 70B model in 102 KV blocks and would thrash: give it the model that we simulate.
+hardware = get_hardware_profile("h100").model_copy(update=dict(model_name="Llama-3-8B", parameter_count_billions=8.03,
+    num_layers=32, hidden_size=4096, num_heads=32, num_kv_heads=8))
 requests = [Request(request_id=f"r{i}", arrived_at=a, prompt_tokens=p, output_tokens=o) for i, (a, p, o) in enumerate(rows)]
 simulator = Simulator(hardware, create_scheduler("chunked", hardware, token_budget=budget))
 simulator.submit_workload(requests)
 began = time.perf_counter()
-simulator.run()
+simulator.run(max_duration_s=rows[-1][0] + 600.0)
 seconds = time.perf_counter() - began
 sizes = simulator.iteration_batch_sizes
 json.dump({"steps": len(sizes), "seconds": seconds, "steps_per_second": len(sizes) / seconds,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -12,6 +12,22 @@ from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepResult
 
 if TYPE_CHECKING:
     from slacktide.core.policy import Policy, ScorePolicy
+
+
+class WalkArguments(NamedTuple):
+    """Arguments of `walk` that stay the same in every step, for a policy that is nothing but vLLM's own order.
+
+    Such a policy offers `walk_arguments(limits) -> WalkArguments | None`; `plan(view)` must equal
+    `pack(view, token_budget=..., long_prefill_threshold=..., ...)` with them (list rules, tail victims) in every step.
+    The simulator then runs whole stretches in compiled code.
+    """
+
+    token_budget: int
+    long_prefill_threshold: int
+    chunked_prefill: bool
+    reserve_full_isl: bool
+    watermark_blocks: int
+
 
 _NO_INTS: IntArray = np.empty(0, dtype=np.int64)
 _NO_FLOATS: FloatArray = np.empty(0, dtype=np.float64)

@@ -48,6 +48,17 @@ class Arrivals:
             time = self._times[self._next] if self._next < len(self._times) else math.inf
         self.next_event = min(time, self._aborts[0][0]) if self._aborts else time
 
+    @property
+    def position(self) -> int | None:
+        """The next request of an open loop with patient clients, which compiled code may let in by itself; else None."""
+        return None if self._closed is not None or self._impatient or self._room < math.inf else self._next
+
+    def advance(self, position: int, ended: int) -> None:
+        """Compiled code let in the requests before `position`, and `ended` requests ended."""
+        self._next = position
+        self.ended += ended
+        self._find_next_event()
+
     def due(self, now: float) -> list[int]:
         """Requests that have arrived by `now` and were not handed out before."""
         found = []

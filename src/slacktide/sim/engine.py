@@ -15,18 +15,21 @@ import numpy as np
 
 from slacktide.core.kv import lifetime_blocks
 from slacktide.core.latency import LatencyModel
-from slacktide.core.live import INDEX, NUM_OUTPUT, RELEGATED, STATUS, LiveTable
+from slacktide.core.live import INDEX, NUM_FLOAT_FIELDS, NUM_INT_FIELDS, NUM_OUTPUT, RELEGATED, STATUS, LiveTable
+from slacktide.core.pack import WalkArguments
 from slacktide.core.policy import Policy
 from slacktide.core.types import WAITING, FloatArray, IntArray, Limits, Plan, StepResult, StepView
-from slacktide.errors import InputError
 from slacktide.metrics.log import ABORTED, REJECTED, RunLog
+from slacktide.sim import fast_forward as compiled_runs
 from slacktide.sim import prefix, steps
 from slacktide.sim.arrivals import Arrivals
+from slacktide.sim.config import EngineConfig, never_fits
 from slacktide.sim.record import RunRecorder
 from slacktide.workload.requests import Workload
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
-# Decode steps run in one compiled call at most: keeps the progress bar and Ctrl-C alive (a call takes some 10 ms).
+_NO_COLUMNS = (np.empty((NUM_INT_FIELDS, 0), dtype=np.int64), np.empty((NUM_FLOAT_FIELDS, 0)))
+# Steps run in one compiled call at most: keeps the progress bar and Ctrl-C alive (a call takes some 10 ms).
 _MAX_RUN = 4096
 
 _CHECKPOINTS = (0.125, 0.25, 0.5, 1.0)  # doubling: all checks together cost less than one look at the whole run
@@ -47,46 +50,12 @@ class PlanError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Engine settings, by vLLM's names. Raises InputError for values that no engine starts with.
-
-    `num_blocks` counts usable KV blocks (vLLM's num_gpu_blocks - 1). `pipeline_depth` 2 is vLLM's async scheduling:
-    a step is decided while the one before it runs. `watermark`: share of the blocks that admission leaves free.
-    """
-
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 256
-    num_blocks: int = 8192
-    block_size: int = 16
-    watermark: float = 0.0
-    max_model_len: int = 2**31 - 1
-    enable_prefix_caching: bool = False
-    pipeline_depth: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
-        if not 0 <= self.watermark < 1:
-            raise InputError(f"watermark={self.watermark}: expected a share from 0 to below 1")
-        if self.pipeline_depth not in (1, 2):
-            raise InputError(f"pipeline_depth={self.pipeline_depth}: expected 1 (synchronous) or 2 (async scheduling)")
-
-
-@dataclass(frozen=True, slots=True)
 class RunResult:
     """Outcome of a run: the log, the real seconds of each decision, and whether `stop` ended it early."""
 
     log: RunLog
     decision_times: FloatArray
     stopped: bool = False
-
-
-def never_fits(workload: Workload, config: EngineConfig) -> IntArray:
-    """Requests that the engine cannot hold even alone: too long for the model, or for all its KV blocks."""
-    length = workload.num_prompt_tokens + workload.num_output_tokens
-    blocks = -(-np.maximum(length - 1, 1) // config.block_size)
-    return np.flatnonzero((blocks > config.num_blocks) | (length > config.max_model_len))
 
 
 def simulate(
@@ -106,8 +75,8 @@ def simulate(
     """Run all requests to their end and return what happened.
 
     truth: what a step really takes. belief: what the policy is told (default: the truth itself; hosts pass a fit).
-    fast_forward: advance stretches of plain decoding in compiled code when the policy allows it (`decode_runs`); the
-        result is the same, only faster.
+    fast_forward: advance in compiled code, without asking the policy, where it allows that (`decode_runs`,
+        `walk_arguments`); the result is the same, only faster. Off when `on_step` wants to see every decision.
     check: audit all invariants after every step (slow; for tests).
     progress: called now and then with (requests ended, simulated seconds).
     on_step: called with every view and plan that the policy decided.
@@ -156,6 +125,8 @@ class _Run:
         self.finished = np.empty(config.max_num_seqs + 1, dtype=np.int64)
         self.watermark_blocks = int(config.watermark * (config.num_blocks + 1))  # vLLM counts its null block in
         self.decision_times: list[float] = []
+        self.walk: IntArray | None = None  # constant arguments of a policy that is nothing but `walk`
+        self.checkpoint = math.inf  # when `stop` is to be asked next
 
     def loop(
         self,
@@ -167,22 +138,24 @@ class _Run:
         began = perf_counter()
         span = float(self.workload.arrival_time[-1])
         checkpoints = [span * share for share in _CHECKPOINTS] if stop is not None and span > 0 else []
+        self.checkpoint = checkpoints[0] if checkpoints else math.inf
         stopped = False
-        runs = fast_forward and self.config.pipeline_depth == 1 and bool(getattr(self.policy, "decode_runs", False))
+        skips = self._may_skip() if fast_forward and on_step is None else False
         turns = 0
         while True:
             if self.arrivals.next_event <= self.now:
                 self._let_in()
             if checkpoints and self.now >= checkpoints[0]:
                 checkpoints = [time for time in checkpoints if time > self.now]
+                self.checkpoint = checkpoints[0] if checkpoints else math.inf
                 if stop is not None and stop(self._log(began)):
                     stopped = True
                     break
             if progress is not None and (turns := turns + 1) % 512 == 0:
                 progress(self.arrivals.ended, self.now)
+            if skips and (self.table.n or self.walk is not None) and self._fast_forward():
+                continue
             if self.table.n:
-                if runs and self._run_decodes():
-                    continue
                 if self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
                     continue
             if self.in_flight:
@@ -202,6 +175,17 @@ class _Run:
         self.run.request_ints[steps.DELIVERED, live.index] = live.num_output_tokens
         wall_time, decision_time = perf_counter() - began, math.fsum(self.decision_times)
         return self.recorder.log(self.run, self.arrivals, self.now, wall_time, decision_time)
+
+    def _may_skip(self) -> bool:
+        """Whether stretches may run without asking the policy; finds the arguments of one that is only `walk`."""
+        if self.config.pipeline_depth != 1:
+            return False
+        offer = getattr(self.policy, "walk_arguments", None)
+        if offer is not None and self.observe is None:
+            given: WalkArguments | None = offer(self._view().limits)
+            if given is not None:
+                self.walk = np.array([*given, self.config.max_model_len], dtype=np.int64)
+        return self.walk is not None or bool(getattr(self.policy, "decode_runs", False))
 
     @property
     def _name(self) -> str:
@@ -245,21 +229,52 @@ class _Run:
             table.ints[STATUS, row] = -1
         table.resized(int(steps.close_gaps(table.ints, table.floats, table.n, self.run)))
 
-    def _run_decodes(self) -> bool:
-        """Advance plain decoding in one call; False when the situation is another one."""
+    def _fast_forward(self) -> bool:
+        """Advance in compiled code as far as that goes; False when this step needs Python."""
+        before = self.recorder.reserve(_MAX_RUN)
+        self.run = self.recorder.arrays()
+        if self.walk is not None:
+            return self._run_walk(self.walk)
         if self.table.n > self.config.max_num_seqs:
             return False
-        before, table = self.recorder.reserve(_MAX_RUN), self.table
-        self.run = self.recorder.arrays()
-        scratch = self.recorder.scratch(table.n)
-        left, num_finished, self.now = steps.decode_run(
-            table.ints, table.floats, table.n, self.latency, self.now, self.arrivals.next_event, _MAX_RUN, scratch[3:],
+        table, scratch = self.table, self.recorder.scratch(self.table.n)
+        left, num_finished, self.now = compiled_runs.decode_run(
+            table.ints, table.floats, table.n, self.latency, self.now, self.arrivals.next_event, _MAX_RUN,
             self.finished, scratch, *self.run, *self.px,
         )  # fmt: skip
         if int(self.run.counters[steps.STEPS]) == before:
             return False
         self._after(int(left), int(num_finished), None)
         return True
+
+    def _run_walk(self, arguments: IntArray) -> bool:
+        """Run a policy that is nothing but `walk`."""
+        table, arrivals = self.table, self.arrivals
+        position = arrivals.position
+        capacity = table.ints.shape[1]
+        scratch = self.recorder.scratch(capacity)
+        if self.finished.size < 2 * capacity + _MAX_RUN:
+            self.finished = np.empty(2 * capacity + _MAX_RUN, dtype=np.int64)
+        rows, targets = self.recorder.entry_columns() if position is not None else _NO_COLUMNS
+        until = arrivals.next_event if position is None else self.checkpoint
+        before = (int(self.run.counters[steps.STEPS]), position)
+        why, left, at, ended, row, now = compiled_runs.walk_run(
+            table.ints, table.floats, table.n, self.latency, self.now, position or 0, until, _MAX_RUN,
+            position is None, arguments, rows, targets, self.recorder.flight(capacity), self.finished, scratch,
+            *self.run, *self.px,
+        )  # fmt: skip
+        if why == compiled_runs.FAILED:
+            self._refuse(ended, row)
+        self.now = now
+        table.resized(left)
+        if position is None:
+            for index in self.finished[:ended].tolist():
+                arrivals.end(index, now)
+        else:
+            arrivals.advance(at, ended)
+        if self.check:
+            self.recorder.audit(table, self.run, self.px)
+        return why == compiled_runs.PAUSED and (int(self.run.counters[steps.STEPS]), arrivals.position) != before
 
     def _view(self) -> StepView:
         config = self.config
@@ -306,7 +321,8 @@ class _Run:
         if count:
             self.free_at = start + float(self.run.log_floats[steps.LOG_DURATION, step])
             self.in_flight.append((step, count, flight))
-        return bool(count) or bool(plan.preempted.size)
+        # A step of preemptions alone: their tokens in flight must arrive before anyone is admitted again.
+        return bool(count) or (bool(plan.preempted.size) and not self.in_flight)
 
     def _refuse(self, error: int, row: int) -> None:
         index = self.table.ints[INDEX, row] if 0 <= row < self.table.n else None
@@ -352,3 +368,5 @@ class _Run:
         if self.check:
             self.recorder.audit(self.table, self.run, self.px)
 
+
+__all__ = ["EngineConfig", "PlanError", "RunResult", "never_fits", "simulate"]

@@ -61,7 +61,9 @@ def make_state(
     next_content = int(offset[-1])
     if hash_ids is not None:
         if hash_block_size % block_size:
-            raise ValueError(f"hash blocks of {hash_block_size} tokens cannot be cut into blocks of {block_size} tokens")
+            raise ValueError(
+                f"hash blocks of {hash_block_size} tokens cannot be cut into blocks of {block_size} tokens"
+            )
         per_hash = hash_block_size // block_size
         codes: dict[tuple[int, int], int] = {}
         ids, starts = hash_ids

@@ -7,16 +7,32 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slacktide.core.kv import check_conservation
-from slacktide.core.live import LiveTable
-from slacktide.core.types import IntArray
+from slacktide.core.live import (
+    ADMISSION_ORDER,
+    ARRIVAL,
+    INDEX,
+    MAX_TOKENS,
+    NUM_FLOAT_FIELDS,
+    NUM_INT_FIELDS,
+    NUM_PROMPT,
+    PRIORITY,
+    SLO_CLASS,
+    SLO_E2E,
+    SLO_TBT,
+    SLO_TTFT,
+    TENANT,
+    LiveTable,
+)
+from slacktide.core.types import FloatArray, IntArray
 from slacktide.metrics.log import CUT_OFF, RunLog
 from slacktide.sim import steps
 from slacktide.sim.arrivals import Arrivals
+from slacktide.sim.config import never_fits
 from slacktide.sim.prefix import NEXT, REF, PrefixState
 from slacktide.workload.requests import Workload
 
 if TYPE_CHECKING:
-    from slacktide.sim.engine import EngineConfig
+    from slacktide.sim.config import EngineConfig
 
 _FIRST_STEPS = 8192  # log lines to start with; doubled when full
 
@@ -35,6 +51,8 @@ class RunRecorder:
         ints[steps.ROW] = -1
         ints[steps.STAMP] = -1
         self._scratch: IntArray = np.empty((5, 64), dtype=np.int64)
+        self._flight: IntArray = np.empty((2, 64), dtype=np.int64)
+        self._entries: tuple[IntArray, FloatArray] | None = None
         self._run = steps.RunArrays(
             counters=np.array([config.num_blocks, 0, 0], dtype=np.int64),
             limits=np.array([config.max_num_batched_tokens, config.max_num_seqs, config.block_size], dtype=np.int64),
@@ -60,10 +78,31 @@ class RunRecorder:
         return step
 
     def scratch(self, n: int) -> IntArray:
-        """Work space of `decode_run` for n rows: int64[5, >= n]."""
-        if self._scratch.shape[1] < n:
-            self._scratch = np.empty((5, 2 * n), dtype=np.int64)
+        """Work space of compiled runs for n rows: int64[5, >= max(n, block_size)]."""
+        if self._scratch.shape[1] < max(n, self.config.block_size):
+            self._scratch = np.empty((5, 2 * max(n, self.config.block_size)), dtype=np.int64)
         return self._scratch
+
+    def flight(self, n: int) -> IntArray:
+        """Where a compiled run keeps the rows of its step: int64[2, >= n]."""
+        if self._flight.shape[1] < n:
+            self._flight = np.empty((2, 2 * n), dtype=np.int64)
+        return self._flight
+
+    def entry_columns(self) -> tuple[IntArray, FloatArray]:
+        """What each request enters the live table with, (int64[16, n], float64[6, n]); index -1 marks one to refuse."""
+        if self._entries is None:
+            w, n = self.workload, len(self.workload)
+            ints = np.zeros((NUM_INT_FIELDS, n), dtype=np.int64)
+            ints[INDEX] = np.arange(n)
+            ints[NUM_PROMPT], ints[MAX_TOKENS] = w.num_prompt_tokens, w.max_tokens
+            ints[PRIORITY], ints[TENANT], ints[SLO_CLASS], ints[ADMISSION_ORDER] = w.priority, w.tenant, w.slo_class, -1
+            ints[INDEX, never_fits(w, self.config)] = -1
+            floats = np.full((NUM_FLOAT_FIELDS, n), np.nan)
+            floats[ARRIVAL], floats[SLO_TTFT], floats[SLO_TBT] = w.arrival_time, w.slo_ttft, w.slo_tbt
+            floats[SLO_E2E] = w.slo_e2e
+            self._entries = ints, floats
+        return self._entries
 
     def audit(self, table: LiveTable, run: steps.RunArrays, px: PrefixState) -> None:
         """Check the conservation laws (AssertionError)."""

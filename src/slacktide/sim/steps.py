@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from slacktide.core.kernels import compiled, list_order
+from slacktide.core.kernels import compiled
 from slacktide.core.kernels_latency import potential_packed, step_time_packed
 from slacktide.core.live import (
     ADMISSION_ORDER,
@@ -58,7 +58,9 @@ TRUE_OUTPUT, TOKEN_OFFSET, END_REASON, PREEMPTIONS, RECOMPUTED, CACHED, SCHEDULE
 # RunArrays.request_floats, per request
 FIRST_SCHEDULED, END_TIME = range(2)
 # RunArrays.log_ints, per step; log_floats: start and duration in seconds
-(LOG_TOKENS, LOG_PREFILL_TOKENS, LOG_PREFILLS, LOG_DECODES, LOG_RUNNING, LOG_WAITING, LOG_FREE, LOG_PREEMPTED) = range(8)
+(LOG_TOKENS, LOG_PREFILL_TOKENS, LOG_PREFILLS, LOG_DECODES, LOG_RUNNING, LOG_WAITING, LOG_FREE, LOG_PREEMPTED) = range(
+    8
+)
 LOG_START, LOG_DURATION = range(2)
 
 OPEN = -1  # END_REASON of a request that has not ended
@@ -255,6 +257,8 @@ def complete(
             floats[FIRST_TOKEN, row] = end
         floats[LAST_TOKEN, row] = end
         if output + 1 == run.request_ints[TRUE_OUTPUT, index]:
+            if ints[STATUS, row] == PREEMPTED:  # its last token was on its way: what it lost is not computed again
+                run.request_ints[RECOMPUTED, index] -= ints[NUM_PROMPT, row] + output
             drop(ints, row, run, px)
             run.request_ints[END_REASON, index] = FINISHED
             run.request_ints[DELIVERED, index] = output + 1
@@ -286,7 +290,8 @@ def close_gaps(ints: IntArray, floats: FloatArray, n: int, run: RunArrays) -> in
 
 
 @compiled
-def _bundle(state: Any) -> tuple[RunArrays, PrefixState]:
+def bundle(state: Any) -> tuple[RunArrays, PrefixState]:
+    """The named tuples again, from their arrays in order."""
     run = RunArrays(state[0], state[1], state[2], state[3], state[4], state[5], state[6])
     return run, PrefixState(state[7], state[8], state[9], state[10], state[11])
 
@@ -309,57 +314,10 @@ def step_once(
 
     `state` is the arrays of RunArrays and PrefixState, one by one: numba takes a named tuple apart five times slower.
     """
-    run, px = _bundle(state)
+    run, px = bundle(state)
     step = run.counters[STEPS]
     error, row, count = launch(ints, n, rows, tokens, preempted, run, px, latency, start, flight)
     if error != 0 or count == 0:
         return error, row, count, n, 0, start
     n, num_finished = complete(ints, floats, n, run, px, flight, count, step, finished)
     return 0, 0, count, n, num_finished, run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
-
-
-@compiled
-def decode_run(
-    ints: IntArray,
-    floats: FloatArray,
-    n: int,
-    latency: FloatArray,
-    start: float,
-    until: float,
-    max_steps: int,
-    flight: IntArray,
-    finished: IntArray,
-    scratch: IntArray,
-    *state: Any,
-) -> tuple[int, int, float]:
-    """Run steps that give every live row one token, while all of them decode and blocks suffice.
-
-    Stops after a step in which a request finished, once the clock reaches `until` (the next arrival or abort), or
-    after `max_steps`. Each step goes through the same code as a planned one, rows in order of admission. Returns (rows
-    left, finished, clock); no step at all when the situation is another one. `state` as in `step_once`.
-    """
-    run, px = _bundle(state)
-    none = scratch[2, :0]
-    order, ones = scratch[0], scratch[1]
-    if list_order(ints, n, order) < n or n > min(run.limits[MAX_TOKENS_STEP], run.limits[MAX_SEQS]):
-        return n, 0, start
-    for row in range(n):
-        if ints[NUM_OUTPUT, row] == 0 or ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row] - ints[NUM_COMPUTED, row] != 1:
-            return n, 0, start
-        ones[row] = 1
-    for _ in range(max_steps):
-        if start >= until:
-            break
-        blocks = 0
-        for row in range(n):
-            if ints[NUM_COMPUTED, row] % run.limits[BLOCK_SIZE] == 0:
-                blocks += 1
-        if blocks > run.counters[FREE]:
-            break
-        step = run.counters[STEPS]
-        launch(ints, n, order[:n], ones[:n], none, run, px, latency, start, flight)
-        n, num_finished = complete(ints, floats, n, run, px, flight, n, step, finished)
-        start = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
-        if num_finished > 0:
-            return n, num_finished, start
-    return n, 0, start

@@ -8,7 +8,7 @@ import numpy as np
 
 from slacktide.core.kv import blocks_for
 from slacktide.core.pack import pack
-from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Plan, StepView
+from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Limits, Plan, StepView
 
 LAST = 1 << 62
 """Sorts behind every admission number."""
@@ -42,9 +42,9 @@ def smaller(limit: int, parameter: int | None) -> int:
     return limit if parameter is None else min(limit, parameter)
 
 
-def watermark_blocks(view: StepView, watermark: float | None) -> int | None:
+def watermark_blocks(limits: Limits, watermark: float | None) -> int | None:
     """Blocks behind a policy's own watermark (a share of all, vLLM's null block included); None: the engine's."""
-    return None if watermark is None else int(watermark * (view.limits.num_blocks + 1))
+    return None if watermark is None else int(watermark * (limits.num_blocks + 1))
 
 
 def with_seats(view: StepView, max_num_seqs: int | None) -> StepView:
@@ -131,7 +131,7 @@ def pack_decodes_first(
         with_seats(view, max_num_seqs),
         np.concatenate((decodes, prefills)),
         token_budget=min(max(chunk_size, decodes.size), view.limits.max_num_batched_tokens),
-        watermark_blocks=watermark_blocks(view, watermark),
+        watermark_blocks=watermark_blocks(view.limits, watermark),
     )
 
 

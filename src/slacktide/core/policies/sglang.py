@@ -165,7 +165,9 @@ class SgLang:
                 free -= max(0, -(-(part - held) // limits.block_size))
                 room -= part + (int(future[row]) if part == needs[row] else 0)
         if chunk > 0 and waiting.size and state.full_at is None:
-            new, parts = self._admit(view, self._queue(view, waiting), needs, future, room, free, chunk, len(rows) - mixed.size)
+            new, parts = self._admit(
+                view, self._queue(view, waiting), needs, future, room, free, chunk, len(rows) - mixed.size
+            )
             rows += new
             tokens += parts
         if len(rows) == mixed.size and not live.is_decode.any() and not half_done.size and waiting.size:

@@ -81,7 +81,7 @@ class VllmV0:
             chunk_cap=cap,
             chunked_prefill=False,
             admit=admit,
-            watermark_blocks=watermark_blocks(view, self.watermark),
+            watermark_blocks=watermark_blocks(view.limits, self.watermark),
             list_rules=True,
         )
 

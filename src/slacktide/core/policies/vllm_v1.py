@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from slacktide.core.pack import pack
+from slacktide.core.pack import WalkArguments, pack
 from slacktide.core.policies._shared import (
     require_at_least,
     require_choice,
@@ -21,7 +21,7 @@ from slacktide.core.policies._shared import (
     watermark_blocks,
 )
 from slacktide.core.policy import register
-from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepView
+from slacktide.core.types import RUNNING, FloatArray, IntArray, Limits, Plan, StepView
 
 Victim = Literal["tail", "priority", "least-computed", "most-slack"]
 
@@ -69,6 +69,20 @@ class VllmV1:
         """A step of plain decoding changes nothing here, unless steps are counted."""
         return self.prefill_schedule_interval == 1 and self.max_num_batched_tokens is None
 
+    def walk_arguments(self, limits: Limits) -> WalkArguments | None:
+        """The constant arguments of `walk` that make up the plan, unless something depends on the step."""
+        plain = self.prefill_schedule_interval == 1 and self.long_prefill_token_threshold == 0
+        if not plain or self.scheduling_policy != "fcfs" or self.victim not in (None, "tail"):
+            return None
+        own = watermark_blocks(limits, self.watermark)
+        return WalkArguments(
+            token_budget=smaller(limits.max_num_batched_tokens, self.max_num_batched_tokens),
+            long_prefill_threshold=0,
+            chunked_prefill=True,
+            reserve_full_isl=self.scheduler_reserve_full_isl,
+            watermark_blocks=limits.watermark_blocks if own is None else own,
+        )
+
     def plan(self, view: StepView) -> Plan:
         """One step by vLLM's rules."""
         limits, n = view.limits, view.live.index.size
@@ -86,7 +100,7 @@ class VllmV1:
             chunk_cap=_deferred_caps(view, order) if defer else None,
             victim_key=self._victim_key(view),
             reserve_full_isl=self.scheduler_reserve_full_isl,
-            watermark_blocks=watermark_blocks(view, self.watermark),
+            watermark_blocks=watermark_blocks(view.limits, self.watermark),
             list_rules=True,
         )
         if self.prefill_schedule_interval > 1:
