@@ -1,0 +1,1 @@
+"""The vLLM plug-in: policies of slacktide.core schedule a real engine."""
