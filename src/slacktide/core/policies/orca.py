@@ -15,17 +15,16 @@ from typing import ClassVar
 import numpy as np
 
 from slacktide.core.policies._shared import (
-    blocks_to_completion,
-    by_admission,
+    Phases,
     fitting,
+    phases,
     require_at_least,
-    runnable_decodes,
+    reserved_decodes,
+    reserved_room,
     smaller,
-    uncached_tokens,
-    with_room,
 )
 from slacktide.core.policy import register
-from slacktide.core.types import RUNNING, Plan, StepView
+from slacktide.core.types import IntArray, Plan, StepView
 
 
 @register("orca")
@@ -43,27 +42,29 @@ class Orca:
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
-        live, limits = view.live, view.limits
-        decodes = with_room(view, runnable_decodes(view))
-        if decodes.size == live.index.size:
+        limits, now = view.limits, phases(view)
+        decodes = reserved_decodes(view, now)
+        if not now.waiting.size and not now.half_done.size:
             return Plan(decodes, np.ones_like(decodes))
-        running = live.status == RUNNING
         budget = limits.max_num_batched_tokens - decodes.size
-        needs, reserve = uncached_tokens(view), blocks_to_completion(view)
-        half_done = by_admission(view, np.flatnonzero(running & ~live.is_decode))
-        chunks = np.minimum(needs[half_done], np.maximum(budget - np.cumsum(needs[half_done]) + needs[half_done], 0))
-        budget -= int(chunks.sum())
+        half_done, chunks = now.half_done, view.live.num_tokens_needed[now.half_done]
+        if half_done.size:
+            chunks = np.minimum(np.maximum(budget - np.cumsum(chunks) + chunks, 0), chunks)
+            budget -= int(chunks.sum())
+            half_done, chunks = half_done[chunks > 0], chunks[chunks > 0]
+        new, tokens = self._admit(view, now, budget)
+        return Plan(np.concatenate((decodes, half_done, new)), np.concatenate((np.ones_like(decodes), chunks, tokens)))
 
-        waiting = np.flatnonzero(~running)
-        seats = smaller(limits.max_num_seqs, self.max_batch_size) - int(running.sum())
-        room = limits.num_free_blocks - int(reserve[running].sum())
-        waiting = waiting[: min(max(seats, 0), fitting(reserve[waiting], room))]
-        whole = fitting(needs[waiting], budget)
-        new, tokens = waiting[:whole], needs[waiting[:whole]]
-        if not whole and waiting.size and budget > 0 and not half_done.size:
-            new, tokens = waiting[:1], np.array([budget], dtype=np.int64)
-        half_done, chunks = half_done[chunks > 0], chunks[chunks > 0]
-        return Plan(
-            np.concatenate((decodes, half_done, new)),
-            np.concatenate((np.ones_like(decodes), chunks, tokens)),
-        )
+    def _admit(self, view: StepView, now: Phases, budget: int) -> tuple[IntArray, IntArray]:
+        """New requests whose maximum length can be set aside and whose prompt fits the step, with their tokens."""
+        live, limits, waiting = view.live, view.limits, now.waiting
+        seats = smaller(limits.max_num_seqs, self.max_batch_size) - (now.running.size - waiting.size)
+        if budget <= 0 or seats <= 0 or not waiting.size:
+            return waiting[:0], waiting[:0]
+        room, costs = reserved_room(view, now)
+        waiting = waiting[: min(seats, fitting(costs, room))]
+        needs = live.num_prompt_tokens[waiting] + live.num_output_tokens[waiting] - live.num_cached_tokens[waiting]
+        whole = fitting(needs, budget)
+        if not whole and waiting.size and not now.half_done.size:
+            return waiting[:1], np.array([budget], dtype=np.int64)
+        return waiting[:whole], needs[:whole]

@@ -18,16 +18,16 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from slacktide.core.policies._shared import (
-    by_admission,
+    Phases,
     new_blocks,
+    phases,
     require_at_least,
     require_choice,
-    runnable_decodes,
     smaller,
     uncached_tokens,
 )
 from slacktide.core.policy import register
-from slacktide.core.types import PREEMPTED, RUNNING, IntArray, Plan, StepView
+from slacktide.core.types import PREEMPTED, IntArray, Plan, StepView
 
 # SGLang's constants (srt/environ.py).
 INIT_NEW_TOKEN_RATIO, MIN_NEW_TOKEN_RATIO_FACTOR, NEW_TOKEN_RATIO_DECAY_STEPS = 0.7, 0.14, 600
@@ -95,22 +95,17 @@ class SgLang:
 
     def plan(self, view: StepView) -> Plan:
         """One step: prompts if any fits, else decodes."""
-        live = view.live
-        self._catch_up(view)
-        decodes = runnable_decodes(view)
-        running = live.status == RUNNING
-        if decodes.size == live.index.size:
-            plan = self._decode_step(view, decodes)
-        else:
-            half_done = by_admission(view, np.flatnonzero(running & ~live.is_decode))
-            waiting = np.flatnonzero(~running)
-            plan = self._prompt_step(view, decodes, half_done, waiting) or self._decode_step(view, decodes, half_done)
-        self._remember(view, plan, int(running.sum()))
+        now = phases(view)
+        num_running = now.running.size - now.waiting.size
+        self._catch_up(view, num_running)
+        plan = self._prompt_step(view, now) if now.waiting.size or now.half_done.size else None
+        plan = plan or self._decode_step(view, now)
+        self._remember(view, now, plan)
         return plan
 
     # ---- what is remembered
 
-    def _catch_up(self, view: StepView) -> None:
+    def _catch_up(self, view: StepView, num_running: int) -> None:
         """Count decode steps that the simulator ran by itself; start over when nothing of the last view is left.
 
         SGLang resets its ratio when it idles, which a view does not tell apart from a change of all requests.
@@ -123,92 +118,95 @@ class SgLang:
         elif state.tokens is not None:
             produced = int(live.num_output_tokens[0] + live.num_in_flight_tokens[0])
             state.decays += max(0, produced - int(state.tokens[at[0]]))
-        if state.full_at is not None and int((live.status == RUNNING).sum()) < state.full_at:
+        if state.full_at is not None and num_running < state.full_at:
             state.full_at = None
 
-    def _remember(self, view: StepView, plan: Plan, num_running: int) -> None:
+    def _remember(self, view: StepView, now: Phases, plan: Plan) -> None:
         state, live, rows = self._state, view.live, plan.rows
-        admitted = int((live.status[rows] != RUNNING).sum())
-        if state.full_at is not None:
-            state.full_at = num_running + admitted
         state.seen, state.tokens = live.index.copy(), None
-        if num_running + admitted == live.index.size and not plan.preempted.size:
+        waiting = now.waiting.size
+        if waiting:
+            admitted = rows.size - int(now.running[rows].sum())
+            waiting -= admitted
+            if state.full_at is not None:
+                state.full_at = now.running.size - waiting
+        if not waiting and not plan.preempted.size:  # all run after this step: the simulator may go on by itself
             state.tokens = live.num_output_tokens + live.num_in_flight_tokens
             state.tokens[rows] += plan.num_scheduled_tokens == uncached_tokens(view)[rows]
 
     # ---- prompts
 
-    def _prompt_step(self, view: StepView, decodes: IntArray, half_done: IntArray, waiting: IntArray) -> Plan | None:
+    def _prompt_step(self, view: StepView, now: Phases) -> Plan | None:
         """Chunks of the half-done prompt and of new ones; None when there is none to run."""
-        live, limits, state = view.live, view.limits, self._state
-        mixed = decodes if self.enable_mixed_chunk else _NONE
-        mixed_blocks = int(new_blocks(view, mixed, np.ones_like(mixed)).sum())
-        if mixed_blocks > limits.num_free_blocks:
-            return None  # the decodes come first: retract
+        live, limits, bs = view.live, view.limits, view.limits.block_size
+        mixed, free = _NONE, limits.num_free_blocks
+        if self.enable_mixed_chunk:
+            mixed = now.decodes
+            free -= int(new_blocks(view, mixed).sum())
+            if free < 0:
+                return None  # the decodes come first: retract
         chunk = max(0, smaller(limits.max_num_batched_tokens, self.chunked_prefill_size) - mixed.size)
-        free = limits.num_free_blocks - mixed_blocks
-        ongoing = live.is_decode & (live.status == RUNNING)
-        outputs = live.num_output_tokens + live.num_in_flight_tokens
-        future = np.minimum(live.max_tokens - outputs, CLIP_MAX_NEW_TOKENS)
-        room = limits.num_free_blocks * limits.block_size - float(future[ongoing].sum()) * self.new_token_ratio
-        room -= mixed.size
-
-        rows, tokens = mixed.tolist(), [1] * mixed.size
-        needs = uncached_tokens(view)
-        for row in half_done.tolist():  # at most one, unless a chunk ended exactly at a budget
-            held = int(live.num_blocks[row]) * limits.block_size - int(live.num_computed_tokens[row])
-            part = min(int(needs[row]), chunk, held + free * limits.block_size)
+        rows, tokens, charged = list[int](), list[int](), 0
+        for row in now.half_done.tolist():  # at most one, unless chunks end exactly with a budget
+            held = int(live.num_blocks[row]) * bs - int(live.num_computed_tokens[row])
+            need = int(live.num_tokens_needed[row])
+            part = min(need, chunk, held + free * bs)
             if part > 0:
                 rows.append(row)
                 tokens.append(part)
                 chunk -= part
-                free -= max(0, -(-(part - held) // limits.block_size))
-                room -= part + (int(future[row]) if part == needs[row] else 0)
-        if chunk > 0 and waiting.size and state.full_at is None:
-            new, parts = self._admit(
-                view, self._queue(view, waiting), needs, future, room, free, chunk, len(rows) - mixed.size
-            )
+                free -= max(0, -(-(part - held) // bs))
+                left = int(live.max_tokens[row] - live.num_output_tokens[row])
+                charged += part + (min(left, CLIP_MAX_NEW_TOKENS) if part == need else 0)
+        if chunk > 0 and now.waiting.size and self._state.full_at is None:
+            new, parts = self._admit(view, now, charged + mixed.size, free, chunk, bool(rows))
             rows += new
             tokens += parts
-        if len(rows) == mixed.size and not live.is_decode.any() and not half_done.size and waiting.size:
-            first = int(self._queue(view, waiting)[0])
-            cached_free = int(live.num_cached_free_blocks[first])
-            rows, tokens = [first], [min(int(needs[first]), chunk, (free - cached_free) * limits.block_size)]
-        if len(rows) == mixed.size or tokens[-1] <= 0:
+        if not rows and now.waiting.size == now.running.size:  # an empty engine: the first request whatever its limit
+            first = int(self._queue(view, now.waiting)[0])
+            room = (free - int(live.num_cached_free_blocks[first])) * bs
+            rows, tokens = [first], [min(int(uncached_tokens(view)[first]), chunk, room)]
+        if not rows:
             return None
-        return Plan(np.array(rows, dtype=np.int64), np.array(tokens, dtype=np.int64))
+        chosen, parts_of = np.array(rows, dtype=np.int64), np.array(tokens, dtype=np.int64)
+        if mixed.size:
+            chosen, parts_of = np.concatenate((mixed, chosen)), np.concatenate((np.ones_like(mixed), parts_of))
+        return Plan(chosen, parts_of)
 
     def _admit(
-        self,
-        view: StepView,
-        queue: IntArray,
-        needs: IntArray,
-        future: IntArray,
-        room: float,
-        free: int,
-        chunk: int,
-        num_taken: int,
+        self, view: StepView, now: Phases, charged: int, free: int, chunk: int, started: bool
     ) -> tuple[list[int], list[int]]:
         """New requests in queue order with their tokens, until one does not fit; the last may be cut.
 
-        room: free KV tokens beyond the estimate of the future. free: KV blocks. chunk: prompt tokens left.
+        charged: KV tokens that this step takes already. free: KV blocks. chunk: prompt tokens left. started: the step
+        holds a prompt already.
         """
         live, limits, state = view.live, view.limits, self._state
-        num_running = int((live.status == RUNNING).sum())
-        seats = max(0, smaller(limits.max_num_seqs, self.max_running_requests) - num_running)
-        extend, taken = needs[queue], live.num_cached_free_blocks[queue]
+        num_running = now.running.size - now.waiting.size
+        seats = smaller(limits.max_num_seqs, self.max_running_requests) - num_running
+        if seats <= 0:
+            state.full_at = num_running
+            return [], []
+        outputs = live.num_output_tokens + live.num_in_flight_tokens
+        future = np.minimum(live.max_tokens - outputs, CLIP_MAX_NEW_TOKENS)
+        room = limits.num_free_blocks * limits.block_size - charged
+        reserve = float(future[now.decode].sum()) * self.new_token_ratio
+
+        # More than the seats, or than one token each, never matters: a long queue costs no more than a short one.
+        queue = self._queue(view, now.waiting)[: min(seats, chunk) + 1]
+        extend = live.num_prompt_tokens[queue] + live.num_output_tokens[queue] - live.num_cached_tokens[queue]
+        taken = live.num_cached_free_blocks[queue]
         before = np.cumsum(extend) - extend
-        parts = np.minimum(extend, np.maximum(chunk - before, 0))
-        # SGLang's gates: prompt + output limit + 1 must stay below the room (a taken prefix is no room any more).
-        charge = extend + future[queue] + 1 + taken * limits.block_size
-        no_room = np.cumsum(charge) >= room
+        parts = np.minimum(np.maximum(chunk - before, 0), extend)
+        # SGLang's gate: prompt + output limit + 1 stay below the room (a cached prefix taken is no room any more).
+        no_room = np.cumsum(extend + future[queue] + 1 + taken * limits.block_size) >= room - reserve
         no_room |= np.cumsum(-(-parts // limits.block_size) + taken) > free
-        stop = (parts == 0) | no_room | (before >= self.max_prefill_tokens)
+        stop = no_room | (parts == 0) | (before >= self.max_prefill_tokens)
         if self.chunked_prefill_size is None:
-            stop |= (before + extend >= self.max_prefill_tokens) & (before + num_taken > 0)
-            stop |= (parts < extend) & (before + num_taken > 0)  # only a prompt alone is cut, to fit the engine
-        count = int(np.argmax(stop)) if stop.any() else queue.size
-        if (count < queue.size and no_room[count]) or count > seats:
+            follows = (before > 0) | started  # only a prompt alone is cut, to fit the engine
+            stop |= follows & ((before + extend >= self.max_prefill_tokens) | (parts < extend))
+        count = int(stop.argmax()) if stop.any() else queue.size
+        if count > seats or (count < queue.size and no_room[count]):
             state.full_at = num_running  # no more until a running one ends
         count = min(count, seats)
         return queue[:count].tolist(), parts[:count].tolist()
@@ -229,13 +227,14 @@ class SgLang:
 
     # ---- decodes
 
-    def _decode_step(self, view: StepView, decodes: IntArray, half_done: IntArray = _NONE) -> Plan:
+    def _decode_step(self, view: StepView, now: Phases) -> Plan:
         """One token for every decode; when KV runs out, retract those with the fewest output tokens."""
         live, limits, state = view.live, view.limits, self._state
+        decodes, half_done = now.decodes, now.half_done
         decodes = decodes[: limits.max_num_batched_tokens]
         if not decodes.size:
             return Plan(decodes, decodes)
-        blocks = new_blocks(view, decodes, np.ones_like(decodes))
+        blocks = new_blocks(view, decodes)
         short = int(blocks.sum()) - limits.num_free_blocks
         if short <= 0:
             state.decays += 1

@@ -18,19 +18,18 @@ import numpy as np
 
 from slacktide.core.kv import blocks_for
 from slacktide.core.policies._shared import (
-    blocks_to_completion,
-    by_admission,
-    ends_in_flight,
+    Phases,
     fitting,
+    phases,
     require_at_least,
     require_choice,
-    runnable_decodes,
+    reserved_decodes,
+    reserved_room,
     smaller,
     uncached_tokens,
-    with_room,
 )
 from slacktide.core.policy import register
-from slacktide.core.types import RUNNING, IntArray, Plan, StepView
+from slacktide.core.types import IntArray, Plan, StepView
 
 CapacityPolicy = Literal["guaranteed-no-evict", "max-utilization", "static-batch"]
 Chunking = Literal["fcfs", "equal-progress", "off"]
@@ -71,10 +70,11 @@ class TrtLlm:
 
     def plan(self, view: StepView) -> Plan:
         """One step: capacity first, then the micro batch."""
+        now, paused = phases(view), _NONE
         if self.capacity_scheduler_policy == "max-utilization":
-            decodes, contexts, paused = self._max_utilization(view)
+            decodes, contexts, paused = self._max_utilization(view, now)
         else:
-            decodes, contexts, paused = *self._reserving(view), _NONE
+            decodes, contexts = reserved_decodes(view, now), self._reserving(view, now)
         budget = smaller(view.limits.max_num_batched_tokens, self.max_num_tokens)
         decodes = decodes[:budget]
         if not contexts.size:
@@ -83,44 +83,36 @@ class TrtLlm:
         contexts, chunks = contexts[chunks > 0], chunks[chunks > 0]
         return Plan(np.concatenate((decodes, contexts)), np.concatenate((np.ones_like(decodes), chunks)), paused)
 
-    def _reserving(self, view: StepView) -> tuple[IntArray, IntArray]:
-        """Decodes and contexts of the two policies that set blocks aside until completion."""
-        live, limits = view.live, view.limits
-        decodes = with_room(view, runnable_decodes(view))
-        if decodes.size == live.index.size:
-            return decodes, _NONE
-        running = live.status == RUNNING
-        half_done = by_admission(view, np.flatnonzero(running & ~live.is_decode))
-        num_running = int(running.sum())
-        waiting = np.flatnonzero(~running)
-        if self.capacity_scheduler_policy == "static-batch" and num_running:
-            return decodes, half_done
-        reserve = blocks_to_completion(view)
-        seats = smaller(limits.max_num_seqs, self.max_batch_size) - num_running
-        room = limits.num_free_blocks - int(reserve[running].sum())
-        return decodes, np.concatenate((half_done, waiting[: min(max(seats, 0), fitting(reserve[waiting], room))]))
+    def _reserving(self, view: StepView, now: Phases) -> IntArray:
+        """Contexts of the two policies that set blocks aside until completion."""
+        num_running = now.running.size - now.waiting.size
+        seats = smaller(view.limits.max_num_seqs, self.max_batch_size) - num_running
+        if not now.waiting.size or seats <= 0 or (self.capacity_scheduler_policy == "static-batch" and num_running):
+            return now.half_done
+        room, costs = reserved_room(view, now)
+        new = now.waiting[: min(seats, fitting(costs, room))]
+        return np.concatenate((now.half_done, new)) if now.half_done.size else new
 
-    def _max_utilization(self, view: StepView) -> tuple[IntArray, IntArray, IntArray]:
+    def _max_utilization(self, view: StepView, now: Phases) -> tuple[IntArray, IntArray, IntArray]:
         """Walk all requests by arrival; where blocks run out, pause the last started one behind and try again."""
         live, limits = view.live, view.limits
         n, bs = live.index.size, limits.block_size
-        running, decode, over = live.status == RUNNING, live.is_decode, ends_in_flight(view)
         # The next step's blocks: one more token for a decode, the whole prompt for a context.
-        shared = live.num_cached_tokens // bs - live.num_cached_free_blocks
         known = live.num_computed_tokens + live.num_tokens_needed
-        blocks = np.where(over, 0, blocks_for(known, bs) - live.num_blocks - shared)
+        blocks = blocks_for(known, bs) - live.num_blocks - (live.num_cached_tokens // bs - live.num_cached_free_blocks)
+        if now.over is not None:
+            blocks[now.over] = 0
         seats = smaller(limits.max_num_seqs, self.max_batch_size)
         free, end, paused = limits.num_free_blocks, n, list[int]()
         while (fits := min(fitting(blocks[:end], free), seats)) < end:
-            started = np.flatnonzero(running[fits:end])
+            started = np.flatnonzero(now.running[fits:end])
             if not started.size:
                 break
             end = fits + int(started[-1])
             paused.append(end)
             free += int(live.num_blocks[end])
-        chosen = np.flatnonzero(~over[:fits])
-        gone = np.array(paused, dtype=np.int64)
-        return by_admission(view, chosen[decode[chosen]]), chosen[~decode[chosen]], gone
+        contexts = np.flatnonzero(~now.decode[:fits])
+        return now.decodes[now.decodes < fits], contexts, np.array(paused, dtype=np.int64)
 
     def _chunks(self, remaining: IntArray, capacity: int, budget: int, unit: int) -> IntArray:
         """Tokens of each context in this step; a chunk that ends no prompt is whole units (KV blocks)."""
