@@ -210,7 +210,7 @@ def key_of(scenario: Scenario, spec: PolicySpec, **more: Any) -> str:
     decides = {
         "version": __version__,
         "code": _code(),
-        "policy": [spec.name, spec.all_parameters(), spec.engine, _source(spec.cls)],
+        "policy": [spec.name, spec.parameters, spec.engine, _source(spec.cls)],  # its defaults stand in the code
         "scenario": named,
         "files": [_content(part) for text in (scenario.trace, scenario.profile) for part in _paths(text)],
         "more": more,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from slacktide.core.spec import PolicySpec, parameters_of
@@ -53,7 +54,7 @@ class Axis:
             return True
         if self.policy is not None:
             return self.policy in (spec.name, spec.label)
-        return any(parameter.name == self.name for parameter in parameters_of(spec.cls))
+        return self.name in _parameters(spec.cls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,12 @@ def grid(scenario: Scenario, specs: Sequence[PolicySpec], axes: Sequence[Axis]) 
     ]  # fmt: skip
 
 
+@lru_cache(maxsize=256)
+def _parameters(policy: type) -> frozenset[str]:
+    """Names of a policy's parameters; reading them off its source takes milliseconds, and a grid has many cells."""
+    return frozenset(parameter.name for parameter in parameters_of(policy))
+
+
 def _combinations(axes: Sequence[Axis]) -> list[list[tuple[Axis, Any]]]:
     return [list(zip(axes, values, strict=True)) for values in itertools.product(*(axis.values for axis in axes))]
 
@@ -117,8 +124,7 @@ def _cell(scenario: Scenario, spec: PolicySpec, chosen: list[tuple[Axis, Any]], 
         elif axis.kind == "engine":
             scenario = replace(scenario, engine=scenario.engine | {axis.name: value})
         else:
-            own = any(parameter.name == axis.name for parameter in parameters_of(spec.cls))
-            engine = spec.engine if own else spec.engine | {axis.name: value}
+            engine = spec.engine if axis.name in _parameters(spec.cls) else spec.engine | {axis.name: value}
             spec = replace(spec, parameters=spec.parameters | {axis.name: value}, engine=engine)
     return Cell(scenario, replace(spec, label=label), spec.label, varied)
 
