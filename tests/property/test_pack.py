@@ -41,7 +41,7 @@ def views(draw: st.DrawFn) -> StepView:
         rank = order[row] if status == RUNNING else -1
         table.append_row(
             (row, status, prompt, max_tokens, computed, output, in_flight, blocks, cached, cached_free,
-             draw(st.integers(-2, 2)), 0, rank, 0, 0, 0),
+             draw(st.integers(-2, 2)), 0, rank, 0, 0, 0, draw(st.integers(0, blocks)) if status == RUNNING else 0),
             (float(row // 3), 1.0, 1.0, 1.0, np.nan, np.nan),
         )  # fmt: skip
     free = draw(st.integers(0, 30))

@@ -17,6 +17,7 @@ from slacktide.core.live import (
     NUM_IN_FLIGHT,
     NUM_OUTPUT,
     NUM_PROMPT,
+    NUM_SHARED,
     STATUS,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
@@ -34,10 +35,11 @@ def compiled(function: F) -> F:
 
 
 @compiled
-def list_order(ints: IntArray, n: int, order: IntArray) -> int:
+def list_order(ints: IntArray, n: int, order: IntArray) -> tuple[int, int]:
     """Fill `order` with vLLM's own order: running rows by admission, then waiting rows as they stand.
 
-    Returns how many rows run. Insertion sort, because admission nearly always follows arrival.
+    Returns how many rows run, and how many there are in all: rows of negative status are gone. Insertion sort, because
+    admission nearly always follows arrival.
     """
     running = 0
     for row in range(n):
@@ -51,10 +53,10 @@ def list_order(ints: IntArray, n: int, order: IntArray) -> int:
             running += 1
     at = running
     for row in range(n):
-        if ints[STATUS, row] != RUNNING:
+        if ints[STATUS, row] >= 0 and ints[STATUS, row] != RUNNING:
             order[at] = row
             at += 1
-    return running
+    return running, at
 
 
 @compiled
@@ -123,10 +125,10 @@ def walk(
                 known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
                 reserved += max(0, -(-known // block_size) - ints[NUM_BLOCKS, row])
     num_candidates = order.size
-    if order.size == 0:
+    waiting_last = order.size == 0
+    if waiting_last:
         order = plan[3]
-        list_order(ints, n, order)
-        num_candidates = n
+        _, num_candidates = list_order(ints, n, order)
     gone = plan[4]  # rows preempted in this step
     gone[:n] = 0
     count = 0
@@ -153,7 +155,7 @@ def walk(
                 victim = _pick_victim(ints, n, gone, victim_key)
                 count, tokens_back, blocks_back = _unschedule(ints, plan, count, victim, block_size)
                 token_budget += tokens_back
-                num_free_blocks += blocks_back + ints[NUM_BLOCKS, victim]
+                num_free_blocks += blocks_back + ints[NUM_BLOCKS, victim] - ints[NUM_SHARED, victim]
                 gone[victim] = 1
                 plan[2, num_preempted] = victim
                 num_preempted += 1
@@ -164,6 +166,8 @@ def walk(
             reserved = max(0, reserved - blocks)
         else:
             if not admit or num_preempted > 0 or num_running >= max_num_seqs:
+                if waiting_last:
+                    break
                 continue
             cached = ints[NUM_CACHED, row]
             known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]

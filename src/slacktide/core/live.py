@@ -16,11 +16,11 @@ from slacktide.core.types import PREEMPTED, RUNNING, WAITING, FloatArray, IntArr
 # Lines of the integer matrix, in the order of Live's fields.
 (
     INDEX, STATUS, NUM_PROMPT, MAX_TOKENS, NUM_COMPUTED, NUM_OUTPUT, NUM_IN_FLIGHT, NUM_BLOCKS, NUM_CACHED,
-    NUM_CACHED_FREE, PRIORITY, NUM_PREEMPTIONS, ADMISSION_ORDER, TENANT, SLO_CLASS, RELEGATED,
-) = range(16)  # fmt: skip
+    NUM_CACHED_FREE, PRIORITY, NUM_PREEMPTIONS, ADMISSION_ORDER, TENANT, SLO_CLASS, RELEGATED, NUM_SHARED,
+) = range(17)  # fmt: skip
 # Lines of the float matrix.
 ARRIVAL, SLO_TTFT, SLO_TBT, SLO_E2E, FIRST_TOKEN, LAST_TOKEN = range(6)
-NUM_INT_FIELDS, NUM_FLOAT_FIELDS = 16, 6
+NUM_INT_FIELDS, NUM_FLOAT_FIELDS = 17, 6
 
 
 class LiveTable:
@@ -43,7 +43,7 @@ class LiveTable:
         slo = request.slo
         self.append_row(
             (request.id, WAITING, request.num_prompt_tokens, request.max_tokens, 0, 0, 0, 0, 0, 0, request.priority,
-             0, -1, request.tenant, request.slo_class, 0),
+             0, -1, request.tenant, request.slo_class, 0, 0),
             (request.arrival_time, slo.ttft, slo.tbt, slo.e2e, math.nan, math.nan),
         )  # fmt: skip
         return n

@@ -159,7 +159,7 @@ def pack_reference(
                 preempted.append(lost)
                 taken_back = given.pop(lost, 0)
                 budget += taken_back
-                free += int(live.num_blocks[lost]) + (new_blocks(lost, taken_back) if taken_back else 0)
+                free += int(live.num_blocks[lost] - live.num_shared_blocks[lost]) + (new_blocks(lost, taken_back) if taken_back else 0)
             if r not in running:
                 if list_rules:
                     break

@@ -108,6 +108,9 @@ class Live(NamedTuple):
     slo_class: IntArray
     relegated: IntArray
     """1 once a plan relegated the row: it is served only from what others leave."""
+    num_shared_blocks: IntArray
+    """Running rows: of `num_blocks`, those that others hold too, so that a preemption does not free them. Kept up only
+    while free blocks are so few that a step could preempt."""
     arrival_time: FloatArray
     slo_ttft: FloatArray
     slo_tbt: FloatArray

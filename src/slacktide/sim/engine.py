@@ -203,7 +203,7 @@ class _Run:
             self.run.request_ints[steps.ROW, index] = table.n
             table.append_row(
                 (index, WAITING, prompt, workload.max_tokens[index], 0, 0, 0, 0, 0, 0, workload.priority[index], 0, -1,
-                 workload.tenant[index], workload.slo_class[index], 0),
+                 workload.tenant[index], workload.slo_class[index], 0, 0),
                 (self.arrivals.sent(index), workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
                  math.nan, math.nan),
             )  # fmt: skip
@@ -279,7 +279,9 @@ class _Run:
     def _view(self) -> StepView:
         config = self.config
         if config.enable_prefix_caching:
-            prefix.refresh_hits(self.table.ints, self.table.n, self.px, config.block_size)
+            free, n = int(self.run.counters[steps.FREE]), self.table.n
+            short = prefix.is_short(n, free, config.max_num_batched_tokens, config.block_size)
+            prefix.refresh_hits(self.table.ints, n, self.px, config.block_size, short)
         limits = Limits(
             config.max_num_batched_tokens, config.max_num_seqs, config.block_size,
             int(self.run.counters[steps.FREE]), config.num_blocks, self.watermark_blocks, config.max_model_len,
@@ -346,7 +348,7 @@ class _Run:
         """Wait for the oldest step in flight."""
         step, count, flight = self.in_flight.pop(0)
         table = self.table
-        left, num_finished = steps.complete(
+        left, num_finished = steps.complete_and_close(
             table.ints, table.floats, table.n, self.run, self.px, flight, count, step, self.finished
         )
         self.now = float(self.run.log_floats[steps.LOG_START, step] + self.run.log_floats[steps.LOG_DURATION, step])

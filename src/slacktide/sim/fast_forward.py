@@ -25,7 +25,7 @@ from slacktide.core.live import (
 )
 from slacktide.core.shape import DECODE_CONTEXT, DECODE_MAX_CONTEXT, NUM_DECODES, NUM_SEQUENCES, NUM_TOKENS, SHAPE_SIZE
 from slacktide.core.types import RUNNING, FloatArray, IntArray
-from slacktide.sim.prefix import PrefixState, publish, refresh_hits, take_new
+from slacktide.sim.prefix import PrefixState, is_short, publish, refresh_hits, take_new
 from slacktide.sim.steps import (
     BLOCK_SIZE,
     DELIVERED,
@@ -59,6 +59,9 @@ from slacktide.sim.steps import (
     launch,
 )
 
+# Rows move up once one in so many is gone: moving 22 columns of a long queue for each would cost more than the step.
+_GONE_SHARE = 8
+
 # Why `walk_run` came back.
 PAUSED, NEXT_NEEDS_PYTHON, FAILED = range(3)
 
@@ -67,6 +70,8 @@ PAUSED, NEXT_NEEDS_PYTHON, FAILED = range(3)
 def all_decode(ints: IntArray, n: int) -> bool:
     """Every live row runs, has output, and needs one token."""
     for row in range(n):
+        if ints[STATUS, row] < 0:
+            continue
         if ints[STATUS, row] != RUNNING or ints[NUM_OUTPUT, row] == 0:
             return False
         if ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row] - ints[NUM_COMPUTED, row] != 1:
@@ -270,23 +275,29 @@ def walk_run(
     block_size = run.limits[BLOCK_SIZE]
     num_requests = request_rows.shape[1]
     ended = 0
+    gone = 0  # rows of finished requests that still stand among the others
     last_step = run.counters[STEPS] + max_steps
     while run.counters[STEPS] < last_step and now < until:
         while next_request < num_requests and request_targets[ARRIVAL, next_request] <= now:
             if n == ints.shape[1] or request_rows[INDEX, next_request] < 0:
-                return NEXT_NEEDS_PYTHON, n, next_request, ended, -1, now
+                return NEXT_NEEDS_PYTHON, close_gaps(ints, floats, n, run), next_request, ended, -1, now
             ints[:, n] = request_rows[:, next_request]
             floats[:, n] = request_targets[:, next_request]
             run.request_ints[ROW, next_request] = n
             n += 1
             next_request += 1
         arrival = request_targets[ARRIVAL, next_request] if next_request < num_requests else math.inf
-        if n == 0:
+        if n == gone:
+            n = gone = 0
             if arrival == math.inf or arrival >= until:
                 break
             now = arrival
             continue
-        if n <= min(arguments[0], run.limits[MAX_SEQS]) and all_decode(ints, n):
+        if gone * _GONE_SHARE > n:
+            n, gone = close_gaps(ints, floats, n, run), 0
+        if n - gone <= min(arguments[0], run.limits[MAX_SEQS]) and all_decode(ints, n):
+            if gone > 0:
+                n, gone = close_gaps(ints, floats, n, run), 0
             steps_before = run.counters[STEPS]
             limit = min(arrival, until)
             left = last_step - steps_before
@@ -299,13 +310,14 @@ def walk_run(
                     break
                 continue
         if px.slot_of.size > 0:
-            refresh_hits(ints, n, px, block_size)
+            short = is_short(n, run.counters[FREE], arguments[0], block_size)
+            refresh_hits(ints, n, px, block_size, short)
         rows, num_preempted = walk(
             ints, n, no_order, arguments[0], run.limits[MAX_SEQS], block_size, run.counters[FREE], arguments[4],
             arguments[5], arguments[1], no_order, no_key, arguments[2] != 0, arguments[3] != 0, True, True, scratch,
         )  # fmt: skip
         if rows == 0 and num_preempted == 0:
-            return NEXT_NEEDS_PYTHON, n, next_request, ended, -1, now
+            return NEXT_NEEDS_PYTHON, close_gaps(ints, floats, n, run), next_request, ended, -1, now
         step = run.counters[STEPS]
         error, row, count = launch(
             ints, n, scratch[0, :rows], scratch[1, :rows], scratch[2, :num_preempted], run, px, latency, now, flight
@@ -313,9 +325,10 @@ def walk_run(
         if error != 0:
             return FAILED, n, next_request, error, row, now
         if count > 0:
-            n, num_finished = complete(ints, floats, n, run, px, flight, count, step, finished[ended:])
+            num_finished = complete(ints, floats, run, px, flight, count, step, finished[ended:])
             ended += num_finished
+            gone += num_finished
             now = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
             if (num_finished > 0 and stop_when_finished) or ended + n >= finished.size:
                 break
-    return PAUSED, n, next_request, ended, -1, now
+    return PAUSED, close_gaps(ints, floats, n, run), next_request, ended, -1, now

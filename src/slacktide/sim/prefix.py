@@ -18,7 +18,16 @@ import numpy.typing as npt
 
 from slacktide.core.kernels import compiled
 from slacktide.core.kv import blocks_for
-from slacktide.core.live import INDEX, NUM_CACHED, NUM_CACHED_FREE, NUM_OUTPUT, NUM_PROMPT, STATUS
+from slacktide.core.live import (
+    INDEX,
+    NUM_BLOCKS,
+    NUM_CACHED,
+    NUM_CACHED_FREE,
+    NUM_OUTPUT,
+    NUM_PROMPT,
+    NUM_SHARED,
+    STATUS,
+)
 from slacktide.core.types import RUNNING, IntArray
 
 CONTENT, REF, PREV, NEXT = range(4)
@@ -108,14 +117,27 @@ def lookup(px: PrefixState, index: int, known_tokens: int, block_size: int) -> t
 
 
 @compiled
-def refresh_hits(ints: IntArray, n: int, px: PrefixState, block_size: int) -> None:
-    """Write what each waiting row would find into its columns."""
+def refresh_hits(ints: IntArray, n: int, px: PrefixState, block_size: int, short: bool) -> None:
+    """Write into the columns what each waiting row would find and, when blocks are short, what running rows share."""
     for row in range(n):
-        if ints[STATUS, row] != RUNNING:
-            known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]
-            hits, unheld = lookup(px, ints[INDEX, row], known, block_size)
+        index = ints[INDEX, row]
+        if ints[STATUS, row] == RUNNING:
+            if short:
+                shared = 0
+                for b in range(px.offset[index], px.offset[index] + ints[NUM_BLOCKS, row]):
+                    if px.slots[REF, px.table[b]] > 1:
+                        shared += 1
+                ints[NUM_SHARED, row] = shared
+        elif ints[STATUS, row] >= 0:
+            hits, unheld = lookup(px, index, ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row], block_size)
             ints[NUM_CACHED, row] = hits * block_size
             ints[NUM_CACHED_FREE, row] = unheld
+
+
+@compiled
+def is_short(n: int, num_free_blocks: int, token_budget: int, block_size: int) -> bool:
+    """Whether a step could run out of blocks: each row may start one, and the budget fills so many more."""
+    return num_free_blocks < n + token_budget // block_size + 1
 
 
 @compiled

@@ -151,10 +151,12 @@ def launch(
         if row < 0 or row >= n or ints[STATUS, row] != RUNNING:
             return BAD_VICTIM, row, 0
         preempt(ints, row, run, px)
-    num_running = 0
+    num_running, num_waiting = 0, 0
     for row in range(n):
         if ints[STATUS, row] == RUNNING:
             num_running += 1
+        elif ints[STATUS, row] >= 0:
+            num_waiting += 1
     shape = np.zeros(SHAPE_SIZE)
     block_size, step, count = run.limits[BLOCK_SIZE], run.counters[STEPS], 0
     for i in range(rows.size):
@@ -173,12 +175,15 @@ def launch(
             if c == 0:
                 continue
             num_running += 1
+            num_waiting -= 1
             if np.isnan(run.request_floats[FIRST_SCHEDULED, index]):
                 run.request_floats[FIRST_SCHEDULED, index] = start
         u = ints[NUM_COMPUTED, row]
         held = ints[NUM_BLOCKS, row]
         blocks = -(-(u + c) // block_size)
         if blocks - held > run.counters[FREE]:
+            if px.slot_of.size > 0:
+                continue  # a victim's blocks were shared, so it freed fewer than a policy can see: wait a step
             return NO_BLOCKS, row, count
         run.counters[FREE] -= blocks - held
         ints[NUM_BLOCKS, row] = blocks
@@ -218,7 +223,7 @@ def launch(
         run.log_ints[LOG_PREFILLS, step] = int(shape[NUM_PREFILLS])
         run.log_ints[LOG_DECODES, step] = int(shape[NUM_DECODES])
         run.log_ints[LOG_RUNNING, step] = num_running
-        run.log_ints[LOG_WAITING, step] = n - num_running
+        run.log_ints[LOG_WAITING, step] = num_waiting
         run.log_ints[LOG_FREE, step] = run.counters[FREE]
         run.log_ints[LOG_PREEMPTED, step] = preempted.size
         run.counters[STEPS] += 1
@@ -229,17 +234,17 @@ def launch(
 def complete(
     ints: IntArray,
     floats: FloatArray,
-    n: int,
     run: RunArrays,
     px: PrefixState,
     flight: IntArray,
     count: int,
     step: int,
     finished: IntArray,
-) -> tuple[int, int]:
-    """End a step: deliver its tokens, retire what is done. Returns (rows left, how many finished).
+) -> int:
+    """End a step: deliver its tokens, retire what is done. Returns how many finished.
 
-    Writes the finished requests' numbers into `finished`, in the order of the step's rows.
+    Writes the finished requests' numbers into `finished`, in the order of the step's rows. Their rows stay, with a
+    negative status, until `close_gaps`.
     """
     end = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
     num_finished = 0
@@ -267,6 +272,23 @@ def complete(
             ints[STATUS, row] = -1
             finished[num_finished] = index
             num_finished += 1
+    return num_finished
+
+
+@compiled
+def complete_and_close(
+    ints: IntArray,
+    floats: FloatArray,
+    n: int,
+    run: RunArrays,
+    px: PrefixState,
+    flight: IntArray,
+    count: int,
+    step: int,
+    finished: IntArray,
+) -> tuple[int, int]:
+    """`complete`, then `close_gaps`. Returns (rows left, how many finished)."""
+    num_finished = complete(ints, floats, run, px, flight, count, step, finished)
     if num_finished > 0:
         n = close_gaps(ints, floats, n, run)
     return n, num_finished
@@ -275,17 +297,28 @@ def complete(
 @compiled
 def close_gaps(ints: IntArray, floats: FloatArray, n: int, run: RunArrays) -> int:
     """Drop rows whose status is negative, keeping the order of the others; returns how many are left."""
-    left = 0
-    for row in range(n):
-        if ints[STATUS, row] < 0:
-            continue
-        if left != row:
+    first = 0
+    while first < n and ints[STATUS, first] >= 0:
+        first += 1
+    # Whole runs of rows at a time, field by field: memory moves in order.
+    left = first
+    row = first
+    while row < n:
+        while row < n and ints[STATUS, row] < 0:
+            row += 1
+        begin = row
+        while row < n and ints[STATUS, row] >= 0:
+            row += 1
+        if row > begin:
+            for at in range(begin, row):
+                run.request_ints[ROW, ints[INDEX, at]] = left + at - begin
             for field in range(NUM_INT_FIELDS):
-                ints[field, left] = ints[field, row]
+                for at in range(begin, row):
+                    ints[field, left + at - begin] = ints[field, at]
             for field in range(NUM_FLOAT_FIELDS):
-                floats[field, left] = floats[field, row]
-            run.request_ints[ROW, ints[INDEX, left]] = left
-        left += 1
+                for at in range(begin, row):
+                    floats[field, left + at - begin] = floats[field, at]
+            left += row - begin
     return left
 
 
@@ -319,5 +352,5 @@ def step_once(
     error, row, count = launch(ints, n, rows, tokens, preempted, run, px, latency, start, flight)
     if error != 0 or count == 0:
         return error, row, count, n, 0, start
-    n, num_finished = complete(ints, floats, n, run, px, flight, count, step, finished)
+    n, num_finished = complete_and_close(ints, floats, n, run, px, flight, count, step, finished)
     return 0, 0, count, n, num_finished, run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
