@@ -129,6 +129,7 @@ def test_requirements_are_exact_pins(path):
     [
         ("base.txt", PROJECT["dependencies"]),
         ("report.txt", PROJECT["optional-dependencies"]["report"]),
+        ("bench.txt", PROJECT["optional-dependencies"]["bench"]),
         ("dev.txt", PROJECT["optional-dependencies"]["dev"]),
     ],
 )
