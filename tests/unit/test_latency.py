@@ -11,6 +11,7 @@ import pytest
 
 from slacktide.core import kernels_latency
 from slacktide.core.latency import AffineModel, LatencyModel, PackedModel
+from slacktide.core.latency_extended import ExtendedFeatureModel
 from slacktide.core.latency_families import RooflineModel, SevenFeatureModel, least_squares
 from slacktide.core.latency_tables import Grid, TablesModel, uniform_curve
 
@@ -69,7 +70,14 @@ def falling_seven_feature() -> SevenFeatureModel:
     return SevenFeatureModel(weights, floor=2e-3)
 
 
+def extended_feature() -> ExtendedFeatureModel:
+    weights = np.abs(np.random.default_rng(2).standard_normal((3, 12)))
+    scale = [5e-3, 2e-5, 1e-5, 4e-5, 3e-5, 1e-5, 1e-9, 1e-8, 1e-8, 1e-5, 1e-6, 1e-5]
+    return ExtendedFeatureModel(weights * scale, np.array([0.0, 7.0, 300.0, 2048.0]), floor=2e-3)
+
+
 FAMILIES: dict[str, Callable[[], PackedModel]] = {
+    "extended-feature": extended_feature,
     "affine": lambda: AffineModel(0.004, 40e-6, 0.010, 60e-6, kappa=20e-6),
     "affine, negative kappa": lambda: AffineModel(0.004, 40e-6, 0.010, 60e-6, kappa=-30e-6),
     "seven-feature": seven_feature,

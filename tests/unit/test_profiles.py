@@ -297,7 +297,8 @@ def test_names_are_case_insensitive_and_may_carry_options():
 def test_default_belief_is_a_seeded_fit_that_says_how_wrong_it_is(name):
     profile = load_profile(name)
     belief = default_belief(profile)
-    assert belief.family == "seven-feature"
+    assert belief.family == "extended-feature"
+    assert default_belief(profile, features="paper").family == "seven-feature"
     assert belief.sources["label"] == "fitted"
     assert "median error" in belief.sources["latency"]
     again, other = default_belief(profile), default_belief(profile, seed=1)

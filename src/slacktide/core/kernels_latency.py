@@ -13,6 +13,10 @@ from slacktide.core.packing import (
     AFFINE_VALUES,
     DECODE_GRID,
     DENSE,
+    EXTENDED,
+    EXTENDED_FLOOR,
+    EXTENDED_KNOTS,
+    EXTENDED_WEIGHTS,
     FAMILY,
     HOST_PER_SEQUENCE,
     HOST_PER_STEP,
@@ -170,6 +174,28 @@ def seven_feature_packed(packed: FloatArray, shape: FloatArray) -> float:
 
 
 @compiled
+def extended_packed(packed: FloatArray, shape: FloatArray) -> float:
+    """A piecewise-linear curve of the step's tokens plus linear terms, one expert per scene, not below the floor."""
+    knots = int(packed[EXTENDED_KNOTS])
+    count = int(packed[EXTENDED_KNOTS + 1])
+    at = int(packed[EXTENDED_WEIGHTS])
+    if shape[3] > 0.0:
+        at += (1 if shape[8] == 0.0 else 2) * (count + 8)
+    time = packed[at]
+    n = shape[0]
+    for i in range(count):
+        low = packed[knots + i]
+        if n <= low:
+            break
+        high = packed[knots + i + 1] if i + 1 < count else n
+        time += packed[at + 1 + i] * (min(n, high) - low)
+    at += count
+    time += packed[at + 1] * shape[1] + packed[at + 2] * (shape[5] - 0.5 * shape[6]) + packed[at + 3] * shape[4]
+    time += packed[at + 4] * shape[9] + packed[at + 5] * shape[8] + packed[at + 6] * shape[7]
+    return max(time + packed[at + 7] * shape[2], packed[EXTENDED_FLOOR])  # type: ignore[no-any-return]
+
+
+@compiled
 def affine_packed(packed: FloatArray, shape: FloatArray) -> float:
     """alpha + beta n by scene; in a mixed batch n (1-r) r kappa = kappa * decodes * prefill tokens / n."""
     at = AFFINE_VALUES
@@ -207,6 +233,8 @@ def step_time_packed(packed: FloatArray, shape: FloatArray) -> float:
     family = packed[FAMILY]
     if family == SEVEN_FEATURE:
         return seven_feature_packed(packed, shape)
+    if family == EXTENDED:
+        return extended_packed(packed, shape)
     if family == AFFINE:
         return affine_packed(packed, shape)
     if family == ROOFLINE:

@@ -13,7 +13,7 @@ import numpy as np
 from slacktide.core.types import FloatArray
 
 # Family codes (packed[FAMILY]).
-AFFINE, SEVEN_FEATURE, TABLES, ROOFLINE = 1.0, 2.0, 3.0, 4.0
+AFFINE, SEVEN_FEATURE, TABLES, ROOFLINE, EXTENDED = 1.0, 2.0, 3.0, 4.0, 5.0
 
 FAMILY = 0
 MONOTONE = 1
@@ -31,6 +31,13 @@ SEVEN_VALUES = 5
 ROOFLINE_VALUES = 5
 """fixed, weight_read, per_token, per_logits_row, per_sequence, elementwise_per_token, per_pair, per_kv_token,
 interference."""
+
+# Family `extended-feature`.
+EXTENDED_FLOOR = 5
+EXTENDED_KNOTS = 6
+"""Token counts where the slope changes: (offset, count); the first is 0."""
+EXTENDED_WEIGHTS = 8
+"""Decode, prefill, mixed in turn: intercept, one slope per knot, then the weights of EXTENDED_LINEAR: (offset)."""
 
 # Family `tables`.
 HOST_PER_STEP = 5

@@ -1,4 +1,4 @@
-"""What a policy may believe of a GPU: a seven-feature model fitted to steps sampled from the truth."""
+"""What a policy may believe of a GPU: a predictor fitted to steps sampled from the truth."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 
 from slacktide.core import shape as s
 from slacktide.core.latency import LatencyModel
-from slacktide.core.latency_families import SevenFeatureModel
 from slacktide.core.types import FloatArray
+from slacktide.profiling.fit import describe_errors, fit, labelled, scene_errors
 
 if TYPE_CHECKING:
     from slacktide.profiling.profiles import Profile
@@ -69,13 +69,15 @@ def _add_chunks(shapes: FloatArray, rows: FloatArray, profile: Profile, rng: np.
     shapes[rows, s.PREFILL_POTENTIAL] = (potential(u + c) - potential(u)).sum(axis=1)
 
 
-def fit_belief(profile: Profile, seed: int = 0) -> LatencyModel:
-    """Non-negative least squares of relative errors; half of the sampled steps are kept out and give the error."""
+def fit_belief(profile: Profile, seed: int = 0, features: str = "extended") -> LatencyModel:
+    """Non-negative least squares of relative errors; half of the sampled steps are kept out and give the error.
+
+    `features`: `extended` or `paper` (`profiling.fit`). Raises InputError for another name.
+    """
     shapes = sample_shapes(profile, seed)
     times = profile.latency.step_times(shapes)
     train = np.arange(len(shapes)) % 2 == 0
-    model = SevenFeatureModel.fit(shapes[train], times[train], relative=True)
-    errors = model.errors(shapes[~train], times[~train])
-    text = ", ".join(f"{name} {100 * error:.1f} %" for name, error in errors.items())
-    source = f"fitted to {int(train.sum())} sampled steps of {profile.name}; median error on as many others: {text}"
-    return SevenFeatureModel(model.weights, model.floor, {"label": "fitted", "latency": source})
+    model = fit(shapes[train], times[train], features=features)
+    text = describe_errors(scene_errors(model, shapes[~train], times[~train]))
+    steps = f"fitted to {int(train.sum())} sampled steps of {profile.name}"
+    return labelled(model, f"{features} features {steps}; median error on as many others: {text}")

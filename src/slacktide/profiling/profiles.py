@@ -274,14 +274,15 @@ def _latency(gpu: Gpu, model: Model, n: int, label: str, wire: str | None, chose
     return compose_model.tables(gpu, model, n, label, wire, chosen)
 
 
-def default_belief(profile: Profile, *, seed: int = 0) -> LatencyModel:
-    """The predictor a policy starts from: a seven-feature fit to steps sampled from the profile's truth.
+def default_belief(profile: Profile, *, seed: int = 0, features: str = "extended") -> LatencyModel:
+    """The predictor a policy starts from: a fit to steps sampled from the profile's truth.
 
-    Labelled fitted; its error per scene is in `sources`. Same seed, same model.
+    `features`: `extended`, or `paper` for SlidingServe's plain seven. Labelled fitted; its error per scene is in
+    `sources`. Same seed, same model. Raises InputError for other features.
     """
     from slacktide.profiling.belief import fit_belief
 
-    return fit_belief(profile, seed)
+    return fit_belief(profile, seed, features)
 
 
 def override(profile: Profile, **given: int | None) -> Profile:
