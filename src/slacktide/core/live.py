@@ -79,7 +79,7 @@ class LiveTable:
             ints, floats = self.ints.view(), self.floats.view()
             ints.flags.writeable = floats.flags.writeable = False
             n = self.n
-            self._live = Live(*[column[:n] for column in ints], *[column[:n] for column in floats], (ints, floats))
+            self._live = Live._make([*(c[:n] for c in ints), *(c[:n] for c in floats), (ints, floats)])
         return self._live
 
     def check(self, block_size: int) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from slacktide.core.kv import blocks_for
+from slacktide.core.policy import Policy, ScorePolicy
 from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepResult, StepView
-
-if TYPE_CHECKING:
-    from slacktide.core.policy import Policy, ScorePolicy
 
 
 class WalkArguments(NamedTuple):
@@ -130,10 +128,10 @@ def pack_reference(
     reserved = sum(kept_back.values()) if keep_back else 0
     num_running = len(running)
 
+    keys = victim_key if victim_key is not None else live.admission_order
+
     def victim() -> int:
-        if victim_key is None:
-            return max(running, key=lambda r: int(live.admission_order[r]))
-        return max(running, key=lambda r: (float(victim_key[r]), r))
+        return max(running, key=lambda r: (float(keys[r]), r))
 
     def new_blocks(r: int, tokens: int) -> int:
         return blocks_for(int(live.num_computed_tokens[r]) + tokens, bs) - int(live.num_blocks[r])
@@ -159,7 +157,9 @@ def pack_reference(
                 preempted.append(lost)
                 taken_back = given.pop(lost, 0)
                 budget += taken_back
-                free += int(live.num_blocks[lost] - live.num_shared_blocks[lost]) + (new_blocks(lost, taken_back) if taken_back else 0)
+                free += int(live.num_blocks[lost] - live.num_shared_blocks[lost]) + (
+                    new_blocks(lost, taken_back) if taken_back else 0
+                )
             if r not in running:
                 if list_rules:
                     break
@@ -269,6 +269,4 @@ def _budget_within(view: StepView, order: IntArray, time: float) -> int:
 
 def as_policy(policy: Policy | ScorePolicy) -> Policy:
     """The policy itself when it plans whole steps, else lifted by `Packed`."""
-    if hasattr(policy, "plan"):
-        return cast("Policy", policy)
-    return Packed(policy)
+    return policy if isinstance(policy, Policy) else Packed(policy)

@@ -80,7 +80,8 @@ class Live(NamedTuple):
     include the step in flight, whose outputs (`num_in_flight_tokens`, 0 or 1 a row) are not known yet.
     """
 
-    index: IntArray
+    # Hides tuple.index, which nobody wants of a table.
+    index: IntArray  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]
     """The host's number of the request; stable over its life (rows move when a request retires)."""
     status: IntArray
     """WAITING, RUNNING or PREEMPTED."""
@@ -131,12 +132,14 @@ class Live(NamedTuple):
     @property
     def is_decode(self) -> BoolArray:
         """Rows that need exactly one token to emit the next one and have emitted before (phase, not chunk size)."""
-        return (self.num_tokens_needed == 1) & (self.num_output_tokens + self.num_in_flight_tokens > 0)
+        decode: BoolArray = (self.num_tokens_needed == 1) & (self.num_output_tokens + self.num_in_flight_tokens > 0)
+        return decode
 
     @property
     def is_running(self) -> BoolArray:
         """Rows that hold a seat in the running list."""
-        return self.status == RUNNING
+        running: BoolArray = self.status == RUNNING
+        return running
 
     @property
     def next_deadline(self) -> FloatArray:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from slacktide.core.latency import LatencyModel
-from slacktide.core.pack import Packed
+from slacktide.core.pack import as_policy
 from slacktide.core.policy import Policy
 from slacktide.core.spec import PolicySpec, parameters_of
 from slacktide.core.types import FloatArray, IntArray
@@ -94,27 +94,23 @@ def _arrival(scenario: Scenario) -> Arrival:
     return parse_arrival(text or "trace")
 
 
-@lru_cache(maxsize=4)
-def _workload(key: tuple[Any, ...], scenario: _Hashed, isolated: _Hashed) -> Workload:
-    s: Scenario = scenario.value
-    workload = load_workload(
-        s.trace, rate=s.rate, arrival=_arrival(s), num_prompts=s.num_prompts, seed=s.seed, slo=s.slo,
-        max_tokens=s.max_tokens, isolated_prefill=isolated.value,
-    )  # fmt: skip
-    return rotated(workload, s.rotate) if s.rotate else workload
+_workloads: dict[tuple[Any, ...], Workload] = {}
+_MAX_WORKLOADS = 4  # the policies of a comparison share one; a search alternates between few
 
 
-class _Hashed:
-    """Carries a value past lru_cache, which must not look at it: the key beside it tells values apart."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Hashed)
+def _workload(scenario: Scenario, engine_key: tuple[Any, ...], isolated: Callable[[int], float]) -> Workload:
+    """The scenario's workload; `engine_key` tells engines apart on which `isolated` prefill times differ."""
+    fields = (getattr(scenario, name) for name in Scenario.__dataclass_fields__ if name != "engine")
+    key = (*fields, *engine_key)
+    if key not in _workloads:
+        workload = load_workload(
+            scenario.trace, rate=scenario.rate, arrival=_arrival(scenario), num_prompts=scenario.num_prompts,
+            seed=scenario.seed, slo=scenario.slo, max_tokens=scenario.max_tokens, isolated_prefill=isolated,
+        )  # fmt: skip
+        while len(_workloads) >= _MAX_WORKLOADS:
+            del _workloads[next(iter(_workloads))]
+        _workloads[key] = rotated(workload, scenario.rotate) if scenario.rotate else workload
+    return _workloads[key]
 
 
 def rotated(workload: Workload, share: float) -> Workload:
@@ -144,9 +140,7 @@ def isolated_prefill(latency: LatencyModel, max_num_batched_tokens: int) -> Call
     return seconds
 
 
-def isolated_service(
-    latency: LatencyModel, max_num_batched_tokens: int
-) -> Callable[[IntArray, IntArray], FloatArray]:
+def isolated_service(latency: LatencyModel, max_num_batched_tokens: int) -> Callable[[IntArray, IntArray], FloatArray]:
     """Seconds that whole requests take alone: their prefill, then one decode step per further token.
 
     Decode steps are summed by the trapezium rule over the context (step times grow nearly linearly with it).
@@ -191,10 +185,8 @@ def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setu
         pipeline_depth=given.get("pipeline_depth", 1),
     )
     isolated = isolated_prefill(profile.latency, config.max_num_batched_tokens)
-    load = replace(scenario, engine={})
-    workload_key = (*(getattr(load, f) for f in Scenario.__dataclass_fields__ if f != "engine"), key,
-                    config.max_num_batched_tokens)  # fmt: skip
-    workload = _fitting(_workload(workload_key, _Hashed(load), _Hashed(isolated)), config, scenario)
+    workload = _workload(scenario, (key, config.max_num_batched_tokens), isolated)
+    workload = _fitting(workload, config, scenario)
     return Setup(scenario, workload, profile, config, _belief(scenario.profile, key))
 
 
@@ -226,8 +218,7 @@ def build_policy(spec: PolicySpec, engine: dict[str, Any]) -> Policy:
     # The engine's configuration holds these for the run: a policy that checks them again only loses its fast path.
     for name in ("max_num_batched_tokens", "watermark"):
         parameters.pop(name, None)
-    policy: Any = replace(spec, parameters=parameters).build()
-    return policy if hasattr(policy, "plan") else Packed(policy)  # type: ignore[return-value]
+    return as_policy(replace(spec, parameters=parameters).build())
 
 
 def run_policy(

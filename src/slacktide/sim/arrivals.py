@@ -50,7 +50,7 @@ class Arrivals:
 
     @property
     def position(self) -> int | None:
-        """The next request of an open loop with patient clients, which compiled code may let in by itself; else None."""
+        """The next request of an open loop with patient clients, whom compiled code may let in by itself; else None."""
         return None if self._closed is not None or self._impatient or self._room < math.inf else self._next
 
     def advance(self, position: int, ended: int) -> None:
@@ -61,7 +61,7 @@ class Arrivals:
 
     def due(self, now: float) -> list[int]:
         """Requests that have arrived by `now` and were not handed out before."""
-        found = []
+        found: list[int] = []
         if self._closed is not None:
             while self._queue and self._queue[0][0] <= now and len(found) < self._room:
                 found.append(heapq.heappop(self._queue)[1])
@@ -92,7 +92,7 @@ class Arrivals:
             self._find_next_event()
         return found
 
-    def end(self, index: int, time: float) -> None:
+    def end(self, time: float) -> None:
         """A request ended; in a closed loop its user sends the next one after thinking."""
         self.ended += 1
         self._room += 1

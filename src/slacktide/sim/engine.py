@@ -155,9 +155,8 @@ class _Run:
                 progress(self.arrivals.ended, self.now)
             if skips and (self.table.n or self.walk is not None) and self._fast_forward():
                 continue
-            if self.table.n:
-                if self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
-                    continue
+            if self.table.n and self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
+                continue
             if self.in_flight:
                 self._end_oldest()
             elif self.arrivals.next_event < math.inf:
@@ -216,7 +215,7 @@ class _Run:
         self.run.request_ints[steps.END_REASON, index] = reason
         self.run.request_ints[steps.ROW, index] = -1
         self.run.request_floats[steps.END_TIME, index] = time
-        self.arrivals.end(index, time)
+        self.arrivals.end(time)
 
     def _drop(self, rows: IntArray, reason: int) -> None:
         """End live rows that the engine does not finish."""
@@ -268,8 +267,8 @@ class _Run:
         self.now = now
         table.resized(left)
         if position is None:
-            for index in self.finished[:ended].tolist():
-                arrivals.end(index, now)
+            for _ in range(ended):
+                arrivals.end(now)
         else:
             arrivals.advance(at, ended)
         if self.check:
@@ -358,8 +357,8 @@ class _Run:
         """What follows a step: retired rows leave the arrivals' books, the policy learns the outcome."""
         if num_finished:
             self.table.resized(left)
-            for index in self.finished[:num_finished].tolist():
-                self.arrivals.end(index, self.now)
+            for _ in range(num_finished):
+                self.arrivals.end(self.now)
         if done is not None and self.observe is not None:
             step, flight, preempted = done
             self.last = StepResult(

@@ -1,7 +1,7 @@
-"""Stretches of steps that need no Python: plain decoding in closed form, and whole runs of policies that are one walk.
+"""Stretches that need no Python: plain decoding in closed form, and whole runs of policies that are one walk.
 
-Both end in exactly the bytes of the step-by-step run (tested): times come from the same compiled latency function on the
-same integers, and tokens, blocks and retirements are booked as `steps.launch` and `steps.complete` would.
+Both end in exactly the bytes of the step-by-step run (tested): times come from the same compiled latency function on
+the same integers, and tokens, blocks and retirements are booked as `steps.launch` and `steps.complete` would.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ vLLM's rules (0.32): a full block is cached as soon as it is scheduled; blocks o
 cached in a free list, oldest first, the tail of a request before its head; a new block takes the oldest one and evicts
 its content. A request finds the longest run of leading blocks, but computes at least its last token itself.
 
-State, as arrays that the compiled step shares: `slots` int32[4, num_blocks + 2] with lines CONTENT (-1 none), REF, PREV,
-NEXT (a doubly linked free list between two sentinels); `slot_of` int32[contents], content -> slot or -1; `table`
+State, as arrays that the compiled step shares: `slots` int32[4, num_blocks + 2] with lines CONTENT (-1 none), REF,
+PREV, NEXT (a doubly linked free list between two sentinels); `slot_of` int32[contents], content -> slot or -1; `table`
 int32[blocks of all requests], slot of each block of each request; `content` int64, likewise; `offset` int64[n + 1].
 """
 
