@@ -21,7 +21,8 @@ from slacktide.errors import InputError
 from slacktide.metrics.log import RunLog
 from slacktide.metrics.slo import judge
 from slacktide.search import goodput
-from slacktide.search.goodput import Bracket, Evaluation, Task, bisect, certainly_missed, evaluate, find_goodput
+from slacktide.search.evaluate import Evaluation, Task, certainly_missed, evaluate
+from slacktide.search.goodput import Bracket, bisect, find_goodput
 from slacktide.search.pool import Store, key_of, run_tasks
 from slacktide.search.scenario import Scenario, prepare, run_policy
 from slacktide.sim.engine import EngineConfig, simulate

@@ -26,19 +26,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from slacktide.core.spec import PolicySpec
-from slacktide.core.types import BoolArray
 from slacktide.errors import InputError
-from slacktide.metrics.log import CUT_OFF, RunLog
-from slacktide.metrics.slo import judge
+from slacktide.search.evaluate import NEEDS_SLO, Evaluation, Task, evaluate
 from slacktide.search.pool import Store, key_of, run_tasks
 from slacktide.search.scenario import Scenario, Setup, build_policy, isolated_service, prepare
-from slacktide.sim.engine import EngineConfig, simulate
+from slacktide.sim.engine import EngineConfig
 from slacktide.workload.arrivals import parse_arrival
 from slacktide.workload.load import load_trace
 from slacktide.workload.requests import MAX_RATE
@@ -55,67 +52,6 @@ DOUBLINGS = 4
 """Steps up before all requests at once are tried: that run has no early stop, so it should not come first."""
 PROBE = 1.1
 """How far from the answer the first seed looks for a second crossing: well beyond the resolution."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """One run of a search. `attainment` is an upper bound when the run was `stopped`. wall_time in seconds."""
-
-    rate: float
-    attainment: float
-    stopped: bool
-    wall_time: float
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a worker is asked: one run, and whether it reaches the target."""
-
-    scenario: Scenario
-    spec: PolicySpec
-    target: float
-    early_stop: bool = True
-
-
-def evaluate(task: Task) -> Evaluation:
-    """Simulate and judge; the same verdict as `run_policy`, without the rest of its record. Raises InputError."""
-    began = perf_counter()
-    scenario, spec, target = task.scenario, task.spec, task.target
-    setup = prepare(scenario, spec.engine)
-    n = len(setup.workload)
-
-    def hopeless(log: RunLog) -> bool:
-        missed = int(certainly_missed(log, scenario.slo_mode, scenario.late_tolerance).sum())
-        return (n - missed) / n < target
-
-    result = simulate(
-        setup.workload, build_policy(spec, scenario.engine), setup.profile.latency, setup.config, belief=setup.belief,
-        max_concurrency=scenario.max_concurrency, stop=hopeless if task.early_stop else None,
-    )  # fmt: skip
-    if result.stopped:
-        missed = int(certainly_missed(result.log, scenario.slo_mode, scenario.late_tolerance).sum())
-        attainment: float | None = (n - missed) / n
-    else:
-        attainment = judge(result.log, scenario.slo_mode, scenario.late_tolerance).attainment()
-    if attainment is None:
-        raise InputError(f"{setup.workload.name}: no request can be judged: {_NEEDS_SLO}")
-    return Evaluation(float(scenario.rate or math.nan), attainment, result.stopped, perf_counter() - began)
-
-
-_NEEDS_SLO = "goodput needs an SLO, for example --slo ttft:500,tbt:50"
-
-
-def certainly_missed(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0) -> BoolArray:
-    """bool[n]: requests of a log so far whose verdict is "missed", whatever follows.
-
-    The deadlines of an open request that have passed decide, except those of single tokens where a share of late
-    tokens is tolerated: the tokens to come may dilute it.
-    """
-    verdict = judge(log, mode, tolerated_late_share)
-    passed = verdict.ttft | verdict.e2e
-    if tolerated_late_share == 0:
-        passed = passed | verdict.tbt
-    return np.asarray(np.where(log.end_reason == CUT_OFF, passed, verdict.missed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +238,7 @@ def _setup(scenario: Scenario, spec: PolicySpec, timed: bool) -> Setup:
     if len(workload) < 2 or (timed and not workload.span > 0):
         raise InputError(f"{workload.name}: {len(workload)} request(s) over {workload.span:g} s have no rate to scale")
     if not any(np.isfinite(column).any() for column in (workload.slo_ttft, workload.slo_tbt, workload.slo_e2e)):
-        raise InputError(f"no request has an SLO: {_NEEDS_SLO}")
+        raise InputError(f"no request has an SLO: {NEEDS_SLO}")
     return setup
 
 
