@@ -9,9 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slacktide.core.latency import AffineModel
-from slacktide.core.live import LiveTable
+from slacktide.core.live import (
+    ADMISSION_ORDER,
+    NUM_BLOCKS,
+    NUM_CACHED,
+    NUM_CACHED_FREE,
+    NUM_COMPUTED,
+    NUM_IN_FLIGHT,
+    NUM_OUTPUT,
+    NUM_SHARED,
+    STATUS,
+    LiveTable,
+)
 from slacktide.core.pack import pack, pack_reference
-from slacktide.core.types import PREEMPTED, RUNNING, WAITING, Limits, Plan, StepView
+from slacktide.core.types import PREEMPTED, RUNNING, WAITING, Limits, Plan, Request, StepView
 
 LATENCY = AffineModel(alpha_p=1.0, beta_p=1.0, alpha_d=1.0, beta_d=1.0)
 
@@ -27,23 +38,20 @@ def views(draw: st.DrawFn) -> StepView:
     for row in range(n):
         status = draw(st.sampled_from([WAITING, RUNNING, RUNNING, PREEMPTED]))
         prompt, output = draw(st.integers(1, 40)), 0 if status == WAITING else draw(st.integers(0, 9))
-        max_tokens = output + draw(st.integers(1, 5))
-        computed = in_flight = cached = cached_free = 0
-        known = prompt + output
+        table.append(Request(row, float(row // 3), prompt, output + draw(st.integers(1, 5)), priority=row % 3))
+        ints, known = table.ints[:, row], prompt + output
+        ints[STATUS], ints[NUM_OUTPUT] = status, output
         if status == RUNNING:
-            in_flight = draw(st.integers(0, 1))
-            computed = known if in_flight else draw(st.integers(min(prompt, known - 1) if output else 0, known - 1))
+            ints[NUM_IN_FLIGHT] = draw(st.integers(0, 1))
+            least = min(prompt, known - 1) if output else 0
+            ints[NUM_COMPUTED] = known if ints[NUM_IN_FLIGHT] else draw(st.integers(least, known - 1))
+            ints[NUM_BLOCKS] = -(-ints[NUM_COMPUTED] // bs)
+            ints[NUM_SHARED] = draw(st.integers(0, int(ints[NUM_BLOCKS])))
+            ints[ADMISSION_ORDER] = order[row]
+            held += int(ints[NUM_BLOCKS])
         else:
             hits = draw(st.integers(0, (known - 1) // bs))
-            cached, cached_free = hits * bs, draw(st.integers(0, hits))
-        blocks = -(-computed // bs)
-        held += blocks
-        rank = order[row] if status == RUNNING else -1
-        table.append_row(
-            (row, status, prompt, max_tokens, computed, output, in_flight, blocks, cached, cached_free,
-             draw(st.integers(-2, 2)), 0, rank, 0, 0, 0, draw(st.integers(0, blocks)) if status == RUNNING else 0),
-            (float(row // 3), 1.0, 1.0, 1.0, np.nan, np.nan),
-        )  # fmt: skip
+            ints[NUM_CACHED], ints[NUM_CACHED_FREE] = hits * bs, draw(st.integers(0, hits))
     free = draw(st.integers(0, 30))
     limits = Limits(
         max_num_batched_tokens=draw(st.integers(1, 80)),
@@ -109,7 +117,7 @@ def test_a_plan_keeps_to_tokens_seats_and_blocks(case):
     assert not (admitted and preempted)
     running = int((live.status == RUNNING).sum()) - len(preempted)
     assert not admitted or running + len(admitted) <= limits.max_num_seqs
-    free = limits.num_free_blocks + int(live.num_blocks[preempted].sum())
+    free = limits.num_free_blocks + int((live.num_blocks - live.num_shared_blocks)[preempted].sum())
     for row, t in zip(rows, tokens, strict=True):
         start = int(live.num_computed_tokens[row] + live.num_cached_tokens[row])
         shared = int(live.num_cached_tokens[row]) // limits.block_size - int(live.num_cached_free_blocks[row])

@@ -242,15 +242,16 @@ class SgLang:
         outputs = live.num_output_tokens[decodes]
         # First to go: fewest output tokens, then the longest prompt, then the latest in the batch.
         order = np.lexsort((-np.arange(decodes.size), -live.num_prompt_tokens[decodes], outputs))
+        own = live.num_blocks - live.num_shared_blocks
         lost = list[int]()
         for i in order[:-1].tolist():
             if short <= 0:
                 break
             lost.append(int(decodes[i]))
-            short -= int(blocks[i] + live.num_blocks[decodes[i]])
+            short -= int(blocks[i] + own[decodes[i]])
         if short > 0:
             lost += half_done.tolist()
-            short -= int(live.num_blocks[half_done].sum())
+            short -= int(own[half_done].sum())
         kept = decodes[~np.isin(decodes, lost)]
         state.ratio, state.decays, state.full_at = self._ratio_after_retraction(view, kept), 0, None
         state.retracted.update((int(live.index[row]), view.now) for row in lost)

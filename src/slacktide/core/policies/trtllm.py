@@ -110,7 +110,7 @@ class TrtLlm:
                 break
             end = fits + int(started[-1])
             paused.append(end)
-            free += int(live.num_blocks[end])
+            free += int(live.num_blocks[end] - live.num_shared_blocks[end])
         contexts = np.flatnonzero(~now.decode[:fits])
         return now.decodes[now.decodes < fits], contexts, np.array(paused, dtype=np.int64)
 
