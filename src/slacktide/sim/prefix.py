@@ -28,7 +28,7 @@ from slacktide.core.live import (
     NUM_SHARED,
     STATUS,
 )
-from slacktide.core.types import RUNNING, IntArray
+from slacktide.core.types import RUNNING, WAITING, IntArray
 
 CONTENT, REF, PREV, NEXT = range(4)
 Int32Array = npt.NDArray[np.int32]
@@ -119,8 +119,11 @@ def lookup(px: PrefixState, index: int, known_tokens: int, block_size: int) -> t
 @compiled
 def refresh_hits(ints: IntArray, n: int, px: PrefixState, block_size: int, short: bool) -> None:
     """Write into the columns what each waiting row would find and, when blocks are short, what running rows share."""
+    nothing_shared = px.slot_of.size == px.content.size  # no hash ids: only a preempted request can find blocks
     for row in range(n):
         index = ints[INDEX, row]
+        if nothing_shared and ints[STATUS, row] == WAITING:
+            continue
         if ints[STATUS, row] == RUNNING:
             if short:
                 shared = 0
