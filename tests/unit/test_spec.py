@@ -225,4 +225,4 @@ def test_a_class_that_is_no_dataclass_has_no_parameters():
         def plan(self, view):
             return None
 
-    assert parameters_of(Bare) == []
+    assert parameters_of(Bare) == ()

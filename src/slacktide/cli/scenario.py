@@ -41,7 +41,7 @@ def add_scenario(parser: argparse.ArgumentParser, *, rates: bool = True) -> None
         help="factor on the decode attention of mixed steps, where a profile has no measured one",
     )
     group.add_argument(
-        "--interconnect", metavar="LINK", help="link between GPUs, where a profile knows several: nvlink, p2p, pcie"
+        "--interconnect", metavar="LINK", help="link between GPUs, where a profile knows several: nvlink, pcie, pcie-host"
     )
     options.add_targets(parser)
     options.add_engine(parser)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import itertools
 import math
@@ -89,13 +90,14 @@ class PolicySpec:
         return defaults | self.parameters
 
 
-def parameters_of(cls: type) -> list[Parameter]:
+@functools.cache
+def parameters_of(cls: type) -> tuple[Parameter, ...]:
     """The parameters of a policy's class, in the order of its fields; none when it is no dataclass.
 
     Raises TypeError for a public field whose type has no form on a command line.
     """
     if not dataclasses.is_dataclass(cls):
-        return []
+        return ()
     hints = typing.get_type_hints(cls)
     docs = _field_docs(cls)
     found: list[Parameter] = []
@@ -118,7 +120,7 @@ def parameters_of(cls: type) -> list[Parameter]:
                 doc=docs.get(field.name, ""),
             )
         )
-    return found
+    return tuple(found)
 
 
 def _kind(cls: type, name: str, hint: Any) -> tuple[Any, tuple[str | int, ...], bool]:

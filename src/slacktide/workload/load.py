@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,12 +56,24 @@ def load_workload(
 
 def load_trace(trace: str, n: int | None = None, seed: int = 0, options: ReadOptions | None = None) -> Trace:
     """The rows behind a packaged name, a file, `synthetic:...` or `mix:...`, before times and SLOs are set."""
-    from slacktide.workload.traces import read_trace
 
     def read(name: str) -> Trace:
-        return read_trace(name, options)
+        try:
+            stat = Path(name).stat()
+        except (OSError, ValueError):  # a packaged name, or a path that read_trace will complain about
+            return _read(name, options, None)
+        return _read(name, options, (stat.st_mtime_ns, stat.st_size))
 
     return generate(trace, n, seed, read) if is_generated(trace) else read(trace)
+
+
+@lru_cache(maxsize=4)  # a search asks for the same trace at every rate
+def _read(name: str, options: ReadOptions | None, version: tuple[int, int] | None) -> Trace:
+    """The rows of a packaged trace or a file; `version` tells a changed file from the one read before."""
+    from slacktide.workload.traces import read_trace
+
+    del version
+    return read_trace(name, options)
 
 
 def _process_for(table: Trace, process: Arrival, rate: float | None, notes: list[str]) -> tuple[Arrival, float | None]:
