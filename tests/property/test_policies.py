@@ -17,7 +17,7 @@ from slacktide.core.spec import parse_policies
 from slacktide.core.types import Plan, StepView
 from slacktide.metrics.log import ABORTED, FINISHED, REJECTED, RunLog
 from slacktide.sim.engine import EngineConfig, simulate
-from slacktide.workload.requests import Workload
+from slacktide.workload.requests import ClosedLoop, Workload
 
 OTHER_SETTINGS = [
     "fcfs:max_num_batched_tokens=9",
@@ -52,7 +52,9 @@ def workloads(draw: st.DrawFn) -> Workload:
         return np.array(draw(st.lists(values, min_size=n, max_size=n)))
 
     prompt, output = column(st.integers(1, 60)), column(st.integers(1, 12))
+    closed = draw(st.none() | st.none() | st.builds(ClosedLoop, st.integers(1, 6), st.sampled_from([0.0, 0.05])))
     arrival = np.cumsum(column(st.sampled_from([0.0, 0.0, 0.01, 0.03, 0.2, 3.0])))
+    arrival = arrival if closed is None else np.zeros(n)
     patience = column(st.sampled_from([np.inf, np.inf, np.inf, 0.05, 0.4]))
     ids = [draw(st.lists(st.integers(0, 2), min_size=p // 8, max_size=p // 8)) for p in prompt.tolist()]
     return Workload(
@@ -70,6 +72,7 @@ def workloads(draw: st.DrawFn) -> Workload:
             np.concatenate([[0], np.cumsum([len(each) for each in ids])]),
         ),
         hash_block_size=8,
+        closed=closed,
     )
 
 
@@ -129,7 +132,7 @@ def check_run(log: RunLog, workload: Workload, config: EngineConfig, planned: in
     end = log.start + log.duration
     for i in range(n):
         times = end[log.token_step[log.token_offsets[i] : log.token_offsets[i + 1]]]
-        assert (times > workload.arrival_time[i]).all()
+        assert (times > log.arrival_time[i]).all()
         assert (np.diff(times) > 0).all()
         if finished[i]:
             assert log.end_time[i] == times[-1]
@@ -147,7 +150,7 @@ def check_run(log: RunLog, workload: Workload, config: EngineConfig, planned: in
 
 @pytest.mark.parametrize("text", POLICIES)
 @given(data=st.data())
-@settings(max_examples=10)
+@settings(max_examples=15)
 def test_serves_everybody_within_the_limits(text, data):
     workload, config = data.draw(situations())
     planned = 0

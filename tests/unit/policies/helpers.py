@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from slacktide.core.latency import AffineModel
-from slacktide.core.live import LiveTable
 from slacktide.core.pack import as_policy
-from slacktide.core.types import SLO, Limits, Request, StepView
+from slacktide.core.types import StepView
 from slacktide.sim.engine import EngineConfig, RunResult, simulate
 from slacktide.workload.requests import Workload
 
@@ -77,18 +76,3 @@ def schedule(
     load = workload(requests, hash_ids)
     simulate(load, as_policy(policy), ONE_SECOND, config, check=True, fast_forward=False, on_step=note)
     return steps
-
-
-def view_of(requests: list[Request], now: float = 0.0, **limits: int) -> StepView:
-    """A view of waiting requests."""
-    table = LiveTable()
-    for request in requests:
-        table.append(request)
-    merged = {"max_num_batched_tokens": 100, "max_num_seqs": 256, "block_size": 4} | limits
-    blocks = merged.pop("num_blocks", 100)
-    free = merged.pop("num_free_blocks", blocks)
-    return StepView(now, table.live, Limits(num_free_blocks=free, num_blocks=blocks, **merged), ONE_SECOND)
-
-
-def request(id: int, prompt: int, max_tokens: int = 8, arrival: float = 0.0, priority: int = 0) -> Request:
-    return Request(id, arrival, prompt, max_tokens, SLO(), priority)
