@@ -362,7 +362,7 @@ class _Run:
         if done is not None and self.observe is not None:
             step, flight, preempted = done
             self.last = StepResult(
-                flight[0], flight[1], preempted, self.finished[:num_finished].copy(),
+                flight[0], np.abs(flight[1]), preempted, self.finished[:num_finished].copy(),
                 float(self.run.log_floats[steps.LOG_DURATION, step]),
             )  # fmt: skip
             self.observe(self.last)

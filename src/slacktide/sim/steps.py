@@ -143,7 +143,8 @@ def launch(
 ) -> tuple[int, int, int]:
     """Carry out a plan: preempt, admit, allocate, advance, and log a step that begins at `start`.
 
-    Writes (request, emits a token?) of each row into `flight`; returns (error code, offending row, rows in flight).
+    Writes (request, its tokens; negative when no output token follows) of each row into `flight`; returns (error code,
+    offending row, rows in flight).
     The step's duration is in the log. `latency` is the truth model, packed. Long: one pass over the plan's rows.
     """
     for i in range(preempted.size):
@@ -208,7 +209,7 @@ def launch(
         ints[NUM_IN_FLIGHT, row] += 1 if emits else 0
         run.request_ints[SCHEDULED, index] += c
         flight[0, count] = index
-        flight[1, count] = 1 if emits else 0
+        flight[1, count] = c if emits else -c
         count += 1
     if shape[NUM_TOKENS] > run.limits[MAX_TOKENS_STEP]:
         return OVER_BUDGET, -1, count
@@ -251,7 +252,7 @@ def complete(
     for i in range(count):
         index = flight[0, i]
         row = run.request_ints[ROW, index]
-        if row < 0 or flight[1, i] == 0:
+        if row < 0 or flight[1, i] < 0:
             continue  # ended while the step ran, or a chunk that emits nothing
         output = ints[NUM_OUTPUT, row]
         run.token_step[run.request_ints[TOKEN_OFFSET, index] + output] = step

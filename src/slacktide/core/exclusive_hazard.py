@@ -1,0 +1,134 @@
+"""Estimates from recent requests and steps: hazard of output lengths, means, and affine step costs.
+
+Section 3.4 of arXiv 2606.00516; the guards are those of the authors' code where noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from slacktide.core import shape as s
+from slacktide.core.exclusive import Costs, Load
+from slacktide.core.latency import LatencyModel
+from slacktide.core.types import FloatArray, IntArray
+
+MIN_SURVIVORS = 5
+"""A hazard from fewer survivors is noise (authors' code)."""
+
+
+class Ema:
+    """Exponential moving average; the first value is taken whole. `value` is None before it."""
+
+    def __init__(self, weight: float, value: float | None = None) -> None:
+        self.weight = weight
+        self.value = value
+
+    def add(self, x: float, weight: float | None = None) -> float:
+        """Take a value in, with a weight of its own if given; returns the new average."""
+        w = self.weight if weight is None else weight
+        self.value = x if self.value is None else self.value + w * (x - self.value)
+        return self.value
+
+
+def empirical_hazard(lengths: IntArray) -> tuple[FloatArray, IntArray]:
+    """(h(t), survivors) for t = 0 .. max: #{O = t} / #{O >= t}, and #{O >= t}."""
+    counts = np.bincount(np.asarray(lengths, dtype=np.int64))
+    survivors = counts[::-1].cumsum()[::-1]
+    return counts / np.maximum(survivors, 1), survivors
+
+
+def fit_linear_hazard(lengths: IntArray) -> tuple[float, float]:
+    """(p0, eta) of h(t) = p0 + eta t: least squares weighted by survivors, for t from the 5th to the 95th percentile.
+
+    Every t of the range counts, also those at which nothing ended (their hazard is 0). Steps with fewer than
+    MIN_SURVIVORS are passed over. eta is at least 0; with fewer than two steps left the hazard is constant.
+    """
+    o = np.asarray(lengths, dtype=np.int64)
+    constant = (1.0 / max(float(o.mean()), 1.0), 0.0)
+    hazard, survivors = empirical_hazard(o)
+    low, high = np.percentile(o, (5, 95))
+    t = np.arange(max(int(low), 1), min(int(high), len(hazard) - 1) + 1)
+    t = t[survivors[t] >= MIN_SURVIVORS]
+    if t.size < 2:
+        return constant
+    weight = survivors[t].astype(np.float64)
+    center = float(weight @ t / weight.sum())
+    spread = float(weight @ (t - center) ** 2)
+    if spread == 0:
+        return constant
+    mean = float(weight @ hazard[t] / weight.sum())
+    eta = float(weight @ ((t - center) * hazard[t]) / spread)
+    return (mean - eta * center, eta) if eta > 0 else (mean, 0.0)
+
+
+def fit_mixed(tokens: FloatArray, decodes: FloatArray, times: FloatArray, costs: Costs) -> tuple[float, float]:
+    """(alpha_mb, kappa) from measured mixed steps by least squares: float64[m] tokens, of them decodes, seconds.
+
+    What the prompt and decode slopes explain is taken off; kappa is at least 0 (then alpha_mb is the mean rest).
+    """
+    r = decodes / tokens
+    rest = times - tokens * ((1 - r) * costs.beta_p + r * costs.beta_d)
+    x = tokens * r * (1 - r)
+    spread = float(((x - x.mean()) ** 2).sum())
+    kappa = float(((x - x.mean()) @ rest) / spread) if spread > 0 else 0.0
+    if kappa <= 0:
+        return float(rest.mean()), 0.0
+    return float(rest.mean() - kappa * x.mean()), kappa
+
+
+def fit_line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
+    """(intercept, slope) of a least-squares line; slope 0 when all x are one."""
+    spread = float(((x - x.mean()) ** 2).sum())
+    slope = float((x - x.mean()) @ y / spread) if spread > 0 else 0.0
+    return float(y.mean() - slope * x.mean()), slope
+
+
+def costs_of(model: LatencyModel, load: Load, n: float, budget: int, *, context: float | None = None) -> Costs:
+    """Affine costs of a step-time model around a working point: `n` running requests of this load, `budget` tokens.
+
+    Decode line through n/2 and n decodes, prompt line through one prompt and a full step of whole prompts, and
+    (alpha_mb, kappa) fitted to n decodes beside 1, 2, 4, ... prompts up to the budget. `context`: mean KV tokens of a
+    decode; by default prompt + half the output.
+    """
+    at = load.prompt + load.output / 2 if context is None else context
+    n = max(n, 2.0)
+    prompts = max(budget / load.prompt, 2.0)
+    counts = np.unique(np.round(np.geomspace(1, max(int(prompts), 2), 6)))
+    shapes = np.concatenate(
+        [
+            step_shapes(model, load, np.zeros(4), np.array([n / 4, n / 2, 3 * n / 4, n]), at),
+            step_shapes(model, load, np.array([1.0, prompts / 3, 2 * prompts / 3, prompts]), np.zeros(4), at),
+            step_shapes(model, load, counts, np.full(counts.size, n), at),
+            step_shapes(model, load, counts, np.full(counts.size, n / 2), at),
+        ]
+    )
+    times = model.step_times(shapes)
+    alpha_d, beta_d = fit_line(shapes[:4, s.NUM_DECODES], times[:4])
+    alpha_p, beta_p = fit_line(shapes[4:8, s.PREFILL_TOKENS], times[4:8])
+    alpha_p, alpha_d = max(alpha_p, 1e-6), max(alpha_d, 1e-6)  # a curved model may put a line's start below zero
+    costs = Costs(alpha_p, beta_p, alpha_d, beta_d, max(alpha_p, alpha_d))
+    mixed = shapes[8:]
+    alpha_mb, kappa = fit_mixed(mixed[:, s.NUM_TOKENS], mixed[:, s.NUM_DECODES], times[8:], costs)
+    return Costs(alpha_p, beta_p, alpha_d, beta_d, max(alpha_mb, 1e-6), kappa)
+
+
+def step_shapes(
+    model: LatencyModel, load: Load, prompts: FloatArray, decodes: FloatArray, context: float
+) -> FloatArray:
+    """float64[m, 12]: steps of so many whole prompts of the mean length beside so many decodes at a mean context."""
+    length = load.prompt
+    shapes = np.zeros((prompts.size, s.SHAPE_SIZE))
+    shapes[:, s.NUM_PREFILLS] = np.ceil(prompts)
+    shapes[:, s.PREFILL_TOKENS] = prompts * length
+    shapes[:, s.PREFILL_WORK] = shapes[:, s.PREFILL_SQUARE] = prompts * length * length
+    shapes[:, s.PREFILL_MAX] = np.where(prompts > 0, length, 0.0)
+    shapes[:, s.NUM_DECODES] = decodes
+    shapes[:, s.DECODE_CONTEXT] = decodes * context
+    shapes[:, s.DECODE_MAX_CONTEXT] = np.where(decodes > 0, context, 0.0)
+    whole: Callable[[FloatArray], FloatArray] = model.potential
+    shapes[:, s.PREFILL_POTENTIAL] = prompts * (whole(np.array([length])) - whole(np.array([0.0])))
+    shapes[:, s.NUM_TOKENS] = shapes[:, s.PREFILL_TOKENS] + decodes
+    shapes[:, s.NUM_SEQUENCES] = shapes[:, s.NUM_PREFILLS] + decodes
+    return shapes
