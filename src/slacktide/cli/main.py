@@ -26,6 +26,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "simulate": ("slacktide.cli.simulate", "simulate one policy"),
     "goodput": ("slacktide.cli.goodput", "find the highest rate at which each policy meets the SLO"),
     "sweep": ("slacktide.cli.sweep", "simulate a grid of settings and policies, on all cores"),
+    "serve": ("slacktide.cli.serve", "start vLLM's server with one of our policies as its scheduler"),
+    "bench": ("slacktide.cli.bench", "replay a trace against an OpenAI-compatible server, and judge it"),
     "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
     "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
@@ -58,7 +60,8 @@ class OneLineParser(argparse.ArgumentParser):
     are one, as in vLLM (`--max_num_seqs` is `--max-num-seqs`).
     """
 
-    def __init__(self, prog: str, description: str) -> None:
+    def __init__(self, prog: str, description: str, *, passes_on: bool = False) -> None:
+        self._passes_on = passes_on
         super().__init__(
             prog=prog,
             description=description,
@@ -73,14 +76,30 @@ class OneLineParser(argparse.ArgumentParser):
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse, or exit: 0 after help, 2 with one line on a mistake."""
-        given = [_dashed(argument) for argument in arguments]
+        mine, rest = self._divided(arguments) if self._passes_on else (list(arguments), [])
+        given = [_dashed(argument) for argument in mine]
         args, unknown = self.parse_known_args(given)
+        if self._passes_on:
+            args.rest = rest
         if unknown:
             name = unknown[0].partition("=")[0]
             near = difflib.get_close_matches(name, self._option_string_actions, n=2, cutoff=0.6)
             hint = f": did you mean {' or '.join(near)}?" if near and name.startswith("-") else ""
             self.error(f"unknown argument {unknown[0]!r}{hint}")
         return args
+
+    def _divided(self, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+        """(those this parser knows, all others as they are), for a verb that hands arguments on to another program."""
+        mine: list[str] = []
+        rest: list[str] = []
+        waiting = iter(arguments)
+        for argument in waiting:
+            name = _dashed(argument).partition("=")[0]
+            action = self._option_string_actions.get(name) if argument.startswith("-") else None
+            (rest if action is None else mine).append(argument)
+            if action is not None and action.nargs != 0 and "=" not in argument:
+                mine += [value for value in [next(waiting, None)] if value is not None]
+        return mine, rest
 
 
 def _dashed(argument: str) -> str:
@@ -136,7 +155,8 @@ def parser_of(name: str, verb: Verb) -> OneLineParser:
     """The parser of a verb, with the arguments that every verb has."""
     from slacktide.cli.options import add_common
 
-    parser = OneLineParser(prog=f"slacktide {name}", description=(verb.__doc__ or "").strip())
+    passes_on = getattr(verb, "PASSES_ON", False)
+    parser = OneLineParser(f"slacktide {name}", (verb.__doc__ or "").strip(), passes_on=passes_on)
     verb.add_arguments(parser)
     add_common(parser)
     return parser

