@@ -5,10 +5,10 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 
 # Demo: requests per second of the replayed trace, near what the profile can just carry within the target.
-RATE ?= 20
+RATE ?= 14
 TRACE ?= azure-conv
 PROFILE ?= h100/llama-3-8b
-POLICY ?= all
+POLICY ?= fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi-edf,sarathi-srpf,sglang,trtllm
 SLO ?= ttft:1000,tbt:50
 OUT ?= demo-results
 
