@@ -4,7 +4,7 @@ While any waiting prompt fits, the step holds prompt chunks alone (or beside the
 all decode. A prompt is admitted when it, its whole output limit and a share (`new_token_ratio`) of what the running
 ones may still produce fit the free KV; the share falls with every decode step, and when a decode step does run out of
 KV, the requests with the fewest output tokens are retracted (computed again later) and the share jumps up to what was
-really used. Source: SGLang 0.5, srt/managers: scheduler.py, schedule_policy.py, schedule_batch.py. Ignores SLOs,
+really used. Source: SGLang's srt/managers: scheduler.py, schedule_policy.py, schedule_batch.py. Ignores SLOs,
 priorities, dfs-weight, and the in-batch prefix rule (a policy does not see what waiting prompts share). Deviations: an
 empty engine admits its first request whatever its limit, so that nothing waits for ever; SGLang drops the last request
 that no longer fits, here a half-done prompt is retracted for it; a full batch is noticed to shrink one step sooner.

@@ -3,7 +3,7 @@
 guaranteed-no-evict admits a request only when blocks for its prompt plus max_tokens can be set aside, so that nobody
 is ever evicted; max-utilization counts the next step's blocks alone and pauses the last started request when they run
 out; static-batch admits only once the whole last batch has ended. In the step itself generation requests come first,
-then context (prompt) chunks, first come first served or all at equal progress. Source: TensorRT-LLM 1.4,
+then context (prompt) chunks, first come first served or all at equal progress. Source: TensorRT-LLM's
 capacityScheduler.cpp, microBatchScheduler.cpp and their Python twins. Ignores SLOs, block reuse across requests of
 one step, adapters and beams; a prompt longer than the token budget, which TensorRT-LLM refuses when chunking is off,
 is cut.
