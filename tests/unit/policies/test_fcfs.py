@@ -13,9 +13,35 @@ from slacktide.core.types import RUNNING, Limits, Request, StepView
 from .helpers import ONE_SECOND, Req, schedule
 
 
-def test_order_of_arrival_under_one_budget():
+def test_whole_prompts_in_order_of_arrival():
+    # Budget 13: B (4) does not fit beside A's 10; C (12) waits until one decode is left, and D behind C although it fits.
+    requests = [Req(10, 4), Req(4, 5), Req(12, 2, arrival=1.0), Req(2, 3, arrival=1.0)]
+    assert schedule(Fcfs(), requests, max_num_batched_tokens=13) == [
+        {"A": 10},
+        {"A": 1, "B": 4},
+        {"A": 1, "B": 1},
+        {"A": 1, "B": 1},
+        {"B": 1, "C": 12},
+        {"B": 1, "C": 1, "D": 2},
+        {"D": 1},
+        {"D": 1},
+    ]
+
+
+def test_a_prompt_that_no_step_can_hold_is_cut():
+    # A keeps decoding; B (20) gets what A leaves of 8, and C waits for all of its own.
+    assert schedule(Fcfs(), [Req(3, 5), Req(20, 1, arrival=1.0), Req(4, 1, arrival=1.0)], max_num_batched_tokens=8) == [
+        {"A": 3},
+        {"A": 1, "B": 7},
+        {"A": 1, "B": 7},
+        {"A": 1, "B": 6},
+        {"A": 1, "C": 4},
+    ]
+
+
+def test_order_of_arrival_under_one_budget_with_chunks():
     requests = [Req(10, 4), Req(6, 3), Req(30, 2, arrival=1.0), Req(4, 5, arrival=2.0)]
-    assert schedule(Fcfs(), requests, max_num_batched_tokens=16) == [
+    assert schedule(Fcfs(chunked_prefill=True), requests, max_num_batched_tokens=16) == [
         {"A": 10, "B": 6},
         {"A": 1, "B": 1, "C": 14},
         {"A": 1, "B": 1, "C": 14},
@@ -52,13 +78,17 @@ def test_an_old_prompt_goes_before_a_young_decode():
         plan = policy.plan(view)
         return dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))
 
-    assert given(Fcfs()) == {0: 8}
+    assert given(Fcfs(chunked_prefill=True)) == {0: 8}
     assert given(VllmV1()) == {1: 1, 0: 7}
     assert given(Sarathi(chunk_size=6)) == {1: 1, 0: 5}
 
 
 def test_own_budget():
-    assert schedule(Fcfs(max_num_batched_tokens=5), [Req(8, 1), Req(3, 1)]) == [{"A": 5}, {"A": 3, "B": 2}, {"B": 1}]
+    assert schedule(Fcfs(chunked_prefill=True, max_num_batched_tokens=5), [Req(8, 1), Req(3, 1)]) == [
+        {"A": 5},
+        {"A": 3, "B": 2},
+        {"B": 1},
+    ]
     assert not Fcfs(max_num_batched_tokens=5).decode_runs
     with pytest.raises(ValueError, match=r"^max_num_batched_tokens=0: expected at least 1"):
         Fcfs(max_num_batched_tokens=0)
