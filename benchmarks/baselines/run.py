@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 from importlib.metadata import version
@@ -43,7 +44,7 @@ def compare(profile: str) -> list[dict[str, Any]]:
 
 def goodput(profile: str) -> list[dict[str, Any]]:
     """Highest rate with 99 % attainment: three starting points of the trace, 95 % interval."""
-    found = find_goodput(scenario(profile, None), parse_policies([BASELINES]), jobs=None)
+    found = find_goodput(scenario(profile, None), parse_policies([BASELINES]), jobs=os.cpu_count() or 1)
     return [{key: record[key] for key in ("label", "rate", "rate_low", "rate_high")} for record in found]
 
 

@@ -19,7 +19,9 @@ from slacktide.errors import InputError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
-    parser.add_argument("result", type=Path, metavar="FILE|DIR", help="summary.json, compare.json, a directory, or vllm bench JSON")
+    parser.add_argument(
+        "result", type=Path, metavar="FILE|DIR", help="summary.json, compare.json, a directory, or vllm bench JSON"
+    )
     options.add_targets(parser)
 
 

@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> int:
     specs = options.policies(args)
     if len(specs) != 1:
         names = ", ".join(spec.label for spec in specs)
-        raise InputError(f"--policy names {len(specs)} policies ({names}), expected one; 'slacktide compare' takes more")
+        raise InputError(
+            f"--policy names {len(specs)} policies ({names}), expected one; 'slacktide compare' takes more"
+        )
     record, _ = run_all(args, specs, subdirectories=False)[0]
     if args.json:
         sys.stdout.write(to_json(record))
