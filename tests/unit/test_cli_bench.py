@@ -34,9 +34,8 @@ def bench(capsys, server, *arguments):
 
 def test_a_run_has_vllm_benchs_keys_and_attainment(capsys, trace, tmp_path):
     with FakeServer() as server:
-        status, record, err = bench(
-            capsys, server, "--trace", trace, "--slo", "ttft:60000,tbt:60000", "--save-detailed", "--out", str(tmp_path / "o")
-        )  # fmt: skip
+        options = ["--slo", "ttft:60000,tbt:60000", "--save-detailed", "--out", str(tmp_path / "o")]
+        status, record, err = bench(capsys, server, "--trace", trace, *options)
     assert (status, err) == (0, "")
     assert record["summary"]["attainment"] == 1.0
     for key in (

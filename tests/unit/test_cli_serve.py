@@ -93,7 +93,7 @@ def test_the_users_additional_config_is_kept_and_merged(capsys):
         (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'], "speculative method ngram"),
         (["-sc", '{"method": "suffix"}'], "speculative method suffix"),
         (["--speculative_config.method", "medusa"], "speculative method medusa"),
-        (["--speculative-config", '{"method": "eagle", "disable_padded_drafter_batch": true}'], "disable_padded_drafter_batch"),
+        (["-sc", '{"method": "eagle", "disable_padded_drafter_batch": true}'], "disable_padded_drafter_batch"),
         (["-pp", "2"], "pipeline parallel size 2"),
         (["--pipeline_parallel_size=4"], "pipeline parallel size 4"),
         (["--runner", "pooling"], "pooling"),

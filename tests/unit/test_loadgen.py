@@ -118,7 +118,7 @@ def test_requests_leave_when_they_are_due_not_when_the_server_is_free():
             await asyncio.sleep(0.005)
         await serve_all(x)
 
-    result, seen = run(work, script, num_warmups=0)
+    result, _ = run(work, script, num_warmups=0)
     assert [o.reason for o in result.outcomes] == [FINISHED] * 5
     for o, arrival in zip(result.outcomes, work.arrival_time, strict=True):
         assert o.due == result.start + arrival
@@ -283,7 +283,7 @@ def test_impatient_clients_leave():
 @pytest.mark.parametrize(
     ("models", "target", "part"),
     [
-        ({"data": [{"id": "a"}, {"id": "b"}]}, Target("", model="c"), "--model c: the server does not serve it; it serves a, b"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, Target("", model="c"), "--model c: .* not serve it; it serves a, b"),
         ({"data": []}, Target(""), "no list of models"),
         ({"data": [1]}, Target(""), "no list of models"),
         ([], Target(""), "no list of models"),

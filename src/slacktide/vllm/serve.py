@@ -296,7 +296,8 @@ def main() -> None:
         own, instead = importlib.metadata.version, found[0]
 
         def version(distribution_name: str) -> str:
-            return own(instead if distribution_name == "vllm" else distribution_name)
+            # vLLM's own way to say it was built for CPUs (platforms/__init__.py): part of its version.
+            return f"{own(instead)}+cpu" if distribution_name == "vllm" else own(distribution_name)
 
         importlib.metadata.version = version
     atexit.register(shutil.rmtree, _own_directory(), ignore_errors=True)
