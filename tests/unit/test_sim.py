@@ -267,3 +267,18 @@ def test_stop_sees_the_log_so_far_and_ends_the_run() -> None:
     assert int(result.log.finished.sum()) == 2
     assert np.isnan(result.log.end_time).sum() == 7
     assert not simulate(load, VllmV1(), MODEL, EngineConfig(), stop=lambda log: False).stopped
+
+
+def test_a_policy_that_thrashes_for_ever_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It preempts the request again before the prompt is done, step after step."""
+
+    class Thrash:
+        name = "thrash"
+
+        def plan(self, view: StepView) -> Plan:
+            running = np.flatnonzero(view.live.is_running)
+            return Plan(rows(0), rows(5), preempted=running)
+
+    monkeypatch.setattr("slacktide.sim.engine._PATIENCE", 100)
+    with pytest.raises(PlanError, match="policy thrash delivered no token in 100 steps, with 1 requests live"):
+        simulate(workload([0.0], [20], [1]), Thrash(), MODEL, EngineConfig())

@@ -1,7 +1,8 @@
 """The step loop: a virtual clock, arrivals, the policy, and the truth about how long a step takes.
 
 One turn of the loop: let due requests in, show the policy a StepView, carry its Plan out, end the step, retire what is
-done. The heavy half of each is compiled (`steps.py`).
+done. The heavy half of each is compiled (`steps.py`, `fast_forward.py`). Longer than most files: all of it shares the
+state of one run.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _NO_COLUMNS = (np.empty((NUM_INT_FIELDS, 0), dtype=np.int64), np.empty((NUM_FLOA
 # Steps run in one compiled call at most: keeps the progress bar and Ctrl-C alive (a call takes some 10 ms).
 _MAX_RUN = 4096
 
+# Steps without a single token after which a policy is taken to thrash for ever; four times the longest prompt if that
+# is more, because a budget of one token a step is legal.
+_PATIENCE = 1 << 16
 _CHECKPOINTS = (0.125, 0.25, 0.5, 1.0)  # doubling: all checks together cost less than one look at the whole run
 
 _PLAN_ERRORS = {
@@ -127,6 +131,7 @@ class _Run:
         self.decision_times: list[float] = []
         self.walk: IntArray | None = None  # constant arguments of a policy that is nothing but `walk`
         self.checkpoint = math.inf  # when `stop` is to be asked next
+        self.delivered = -1  # output tokens at the last look
 
     def loop(
         self,
@@ -141,7 +146,7 @@ class _Run:
         self.checkpoint = checkpoints[0] if checkpoints else math.inf
         stopped = False
         skips = self._may_skip() if fast_forward and on_step is None else False
-        turns = 0
+        turns, patience = 0, max(_PATIENCE, 4 * int(self.workload.num_prompt_tokens.max()))
         while True:
             if self.arrivals.next_event <= self.now:
                 self._let_in()
@@ -151,8 +156,11 @@ class _Run:
                 if stop is not None and stop(self._log(began)):
                     stopped = True
                     break
-            if progress is not None and (turns := turns + 1) % 512 == 0:
+            turns += 1
+            if progress is not None and (self.walk is not None or turns % 512 == 0):
                 progress(self.arrivals.ended, self.now)
+            if turns % patience == 0:
+                self._expect_tokens(patience)
             if skips and (self.table.n or self.walk is not None) and self._fast_forward():
                 continue
             if self.table.n and self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
@@ -174,6 +182,17 @@ class _Run:
         self.run.request_ints[steps.DELIVERED, live.index] = live.num_output_tokens
         wall_time, decision_time = perf_counter() - began, math.fsum(self.decision_times)
         return self.recorder.log(self.run, self.arrivals, self.now, wall_time, decision_time)
+
+    def _expect_tokens(self, patience: int) -> None:
+        """Raise PlanError when no token came out since the last call: preempted work chases its own tail."""
+        live = self.table.live
+        self.run.request_ints[steps.DELIVERED, live.index] = live.num_output_tokens
+        delivered = int(self.run.request_ints[steps.DELIVERED].sum())
+        if delivered == self.delivered and self.table.n:
+            raise PlanError(
+                f"policy {self._name} delivered no token in {patience} steps, with {self.table.n} requests live"
+            )
+        self.delivered = delivered
 
     def _may_skip(self) -> bool:
         """Whether stretches may run without asking the policy; finds the arguments of one that is only `walk`."""
