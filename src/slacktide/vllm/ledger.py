@@ -1,0 +1,243 @@
+"""The facts of each step: what vLLM scheduled, how long it took, which tokens and ends came of it.
+
+Feeds the mirror, the policy's `observe` (as a StepResult), the belief, the metrics, the logs and the front end's
+forecast. A step's time runs from its schedule, or from the end of the step before if that came later: with async
+scheduling a step is scheduled while its predecessor still runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slacktide.core import shape as s
+from slacktide.core.live import INDEX, NUM_IN_FLIGHT, NUM_OUTPUT, NUM_PROMPT
+from slacktide.core.types import FloatArray, IntArray, StepResult
+from slacktide.vllm import compat, outcome, shadow
+from slacktide.vllm.belief import OnlineBelief
+from slacktide.vllm.estimate import Publisher
+from slacktide.vllm.metrics import Metrics, snapshot_path
+from slacktide.vllm.mirror import Mirror
+from slacktide.vllm.settings import Settings, state_dir
+from slacktide.vllm.steplog import Capture, StepLine, StepLog, Writer
+
+PUBLISH_EVERY = 0.1
+"""Seconds between two forecasts for the front end; one costs about 50 us."""
+
+GAP_WEIGHT = 0.1
+"""Weight of the newest gap between two finishes: a mean over some ten requests."""
+
+_NONE: IntArray = np.empty(0, dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Decision:
+    """How a step was decided: filled before vLLM schedules, read after."""
+
+    start: float
+    """Seconds on the mirror's clock."""
+    mode: str
+    seconds: float = 0.0
+    fallback: str = ""
+    """Why vLLM scheduled alone."""
+    plan: dict[str, int] | None = None
+    """Request id -> tokens our policy wants; None when it was not asked."""
+    predicted: float | None = None
+    """The policy's own prediction of the step's seconds."""
+    ours: shadow.Ours | None = None
+    """Shadow mode: the forecast for our plan."""
+
+
+@dataclass(slots=True)
+class Step:
+    """A scheduled step."""
+
+    output: Any
+    decision: Decision
+    slots: IntArray
+    indices: IntArray
+    tokens: IntArray
+    shape: FloatArray
+    preempted: IntArray
+    predicted: float
+    counts: tuple[int, int, int]
+    """Running, waiting, free blocks after it was scheduled."""
+    shadow: dict[str, Any] | None
+
+
+class Ledger:
+    """Keeps the books of one scheduler."""
+
+    def __init__(self, scheduler: Any, mirror: Mirror, settings: Settings, label: str) -> None:
+        self.scheduler, self.mirror, self.label = scheduler, mirror, label
+        self.belief = OnlineBelief(settings.prior)
+        self.metrics = Metrics()
+        self.steps: deque[Step] = deque()
+        self.last: StepResult | None = None
+        self._last_end = self._next_publish = self._last_finish = self._finish_gap = 0.0
+        self._last_batch = ""
+        config = scheduler.vllm_config
+        rank = int(getattr(config.parallel_config, "data_parallel_index", 0) or 0)
+        suffix = f"-{rank}" if int(getattr(config.parallel_config, "data_parallel_size", 1) or 1) > 1 else ""
+        directory = state_dir(settings, str(config.instance_id))
+        self.writer = Writer()
+        self._metrics_path = snapshot_path(directory, rank)
+        self.writer.every_turn(lambda: self.metrics.write(self._metrics_path))
+        self._publisher = Publisher(settings.estimate_dir or directory, rank)
+        self._step_log = self._capture = None
+        if settings.step_log:
+            self._step_log = StepLog(self.writer, _suffixed(settings.step_log, suffix), settings.step_log_mb)
+        if settings.capture:
+            self._capture = Capture(self.writer, _suffixed(settings.capture, suffix), int(scheduler.hash_block_size))
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step with tokens is in flight."""
+        return any(step.tokens.size for step in self.steps)
+
+    def note(self, output: Any, decision: Decision) -> None:
+        """vLLM scheduled a step."""
+        mirror = self.mirror
+        ints = mirror.table.ints
+        preempted = _NONE
+        if output.preempted_req_ids:
+            preempted = ints[INDEX, mirror.preempted(sorted(output.preempted_req_ids))]
+            self.metrics.add("preempted", by=preempted.size)
+        scheduled: dict[str, int] = output.num_scheduled_tokens
+        slots = np.array([mirror.slot_of[i] for i in scheduled], dtype=np.int64)
+        rows = mirror.row_of_slot[slots]
+        tokens = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
+        emitted = ints[NUM_OUTPUT, rows] + ints[NUM_IN_FLIGHT, rows]
+        known = ints[NUM_PROMPT, rows] + emitted
+        due = mirror.table.live.next_deadline if decision.ours is not None else None
+        mirror.admitted(rows)
+        contexts = np.array([mirror.objects[slot].num_computed_tokens for slot in slots.tolist()], np.int64) - tokens
+        shape = s.batch_shape(tokens, contexts, (known - contexts <= 1) & (emitted > 0))
+        predicted = float(self.belief.model.step_times(shape[None])[0]) if rows.size else 0.0
+        beside = None
+        if decision.ours is not None and due is not None:
+            beside = shadow.compare(
+                mirror, self.metrics, decision.plan or {}, decision.ours, scheduled, rows, tokens, predicted,
+                decision.start,
+            )  # fmt: skip
+        elif decision.plan is not None and decision.plan != scheduled:
+            self.metrics.add("plan_deviations")
+        mirror.refresh(slots.tolist(), rows, outputs=False)
+        running = len(self.scheduler.running)
+        counts = (running, mirror.table.n - running, compat.num_free_blocks(self.scheduler))
+        self.steps.append(
+            Step(output, decision, slots, ints[INDEX, rows].copy(), tokens, shape, preempted, predicted, counts, beside)
+        )
+
+    def mark_preempted(self) -> None:
+        """Requests preempted between steps (vLLM resets its prefix cache that way)."""
+        if self.scheduler.reset_preempted_req_ids:
+            self.mirror.preempted(sorted(self.scheduler.reset_preempted_req_ids))
+
+    def finish(self, output: Any, end: float, rejected: set[str]) -> StepResult | None:
+        """vLLM took in a step's tokens, which were there at `end`. Returns what to tell the policy, if anything."""
+        step = self._take(output)
+        if step is None:
+            self.retire_finished(end, rejected)
+            return None
+        mirror = self.mirror
+        duration = end - max(step.decision.start, self._last_end)
+        self._last_end = end
+        rows = mirror.row_of_slot[step.slots]
+        here = (rows >= 0) & (mirror.table.ints[INDEX, np.maximum(rows, 0)] == step.indices)
+        slots, rows = step.slots[here], rows[here]
+        before = mirror.table.ints[NUM_OUTPUT, rows].copy()
+        mirror.refresh(slots.tolist(), rows, outputs=True)
+        got = mirror.table.ints[NUM_OUTPUT, rows] > before
+        outcome.tokens_out(mirror, slots[got], rows[got], before[got], end)
+        finished = self.retire_finished(end, rejected)
+        if step.tokens.size:
+            self.last = StepResult(step.indices, step.tokens, step.preempted, finished, duration)
+            self._measure(step, duration)
+            return self.last
+        if step.preempted.size or finished.size:
+            return StepResult(_NONE, _NONE, step.preempted, finished, None)
+        return None
+
+    def _take(self, output: Any) -> Step | None:
+        """The step whose output this is; older ones that never came back are dropped."""
+        if not any(step.output is output for step in self.steps):
+            return None
+        while self.steps[0].output is not output:
+            self.steps.popleft()
+        return self.steps.popleft()
+
+    def _measure(self, step: Step, duration: float) -> None:
+        """Feed the belief, the metrics and the log."""
+        metrics, shape, decision = self.metrics, step.shape, step.decision
+        if self.belief.observe(shape, duration):
+            self.belief.refit()
+        batch = "mixed" if shape[s.NUM_DECODES] and shape[s.NUM_PREFILLS] else "decode"
+        if not shape[s.NUM_DECODES]:
+            batch = "prefill"
+        metrics.add("steps", batch)
+        if self._last_batch not in ("", batch):
+            metrics.add("batch_switches")
+        self._last_batch = batch
+        metrics.observe("step_seconds", duration)
+        metrics.observe("predicted_step_seconds", step.predicted)
+        metrics.add("prediction_error_seconds", by=abs(step.predicted - duration))
+        metrics.observe("decision_seconds", decision.seconds)
+        if self._step_log is not None:
+            running, waiting, free = step.counts
+            self._step_log.add(
+                StepLine(
+                    self.mirror.epoch + decision.start, duration, step.predicted, decision.seconds, decision.mode,
+                    tuple(shape.tolist()), running, waiting, free, int(step.preempted.size), decision.fallback,
+                    step.shadow,
+                )
+            )  # fmt: skip
+
+    def retire_finished(self, now: float, rejected: set[str]) -> IntArray:
+        """Take requests that vLLM ended since the last look out of the mirror; returns their numbers."""
+        mirror = self.mirror
+        ids = [i for i in sorted(self.scheduler.finished_req_ids) if i in mirror.slot_of]
+        if not ids:
+            return _NONE
+        numbers: IntArray = mirror.table.ints[INDEX, mirror.row_of_slot[mirror.slots(ids)]].copy()
+        for request_id in ids:
+            outcome.ended(mirror, self.metrics, self._capture, request_id, request_id in rejected, now)
+        mirror.retire(ids)
+        self._finish_gap += GAP_WEIGHT * ((now - self._last_finish) / len(ids) - self._finish_gap)
+        self._last_finish = now
+        return numbers
+
+    def publish(self, seats: int) -> None:
+        """Forecast for the front end, and gauges; now and then, and always when the engine runs out of work."""
+        monotonic, n = time.monotonic(), self.mirror.table.n
+        if monotonic < self._next_publish and n:
+            return
+        self._next_publish = monotonic + PUBLISH_EVERY
+        budget = int(self.scheduler.max_num_scheduled_tokens)
+        ttft = outcome.predicted_ttft(self.mirror, self.belief.model.step_times, budget, seats, self._finish_gap)
+        running = len(self.scheduler.running)
+        self._publisher.publish(ttft, running, n - running, self.label, force=not n)
+        targets = self.mirror.targets
+        self.metrics.set("num_running", running)
+        self.metrics.set("num_waiting", n - running)
+        self.metrics.set("predicted_ttft_seconds", ttft)
+        self.metrics.set("belief_samples", self.belief.num_samples)
+        self.metrics.set("targets_invalid", targets.invalid)
+        self.metrics.set("targets_clamped", targets.clamped)
+
+    def close(self) -> None:
+        """Write what is left, take away what the front end reads."""
+        self.writer.close()
+        self._publisher.remove()
+        self._metrics_path.unlink(missing_ok=True)
+
+
+def _suffixed(path: str, suffix: str) -> str:
+    """A file's name with an engine's number before its extension."""
+    found = Path(path)
+    return str(found.with_name(f"{found.stem}{suffix}{found.suffix}"))
