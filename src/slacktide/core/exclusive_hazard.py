@@ -88,20 +88,23 @@ def fit_line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
 def costs_of(model: LatencyModel, load: Load, n: float, budget: int, *, context: float | None = None) -> Costs:
     """Affine costs of a step-time model around a working point: `n` running requests of this load, `budget` tokens.
 
-    Decode line through n/2 and n decodes, prompt line through one prompt and a full step of whole prompts, and
-    (alpha_mb, kappa) fitted to n decodes beside 1, 2, 4, ... prompts up to the budget. `context`: mean KV tokens of a
-    decode; by default prompt + half the output.
+    Decode line through n/4 to n decodes, prompt line through one prompt to a full step of whole prompts, and
+    (alpha_mb, kappa) fitted to the mixed steps that this load gives: n decodes, and 3/4 of them, beside 1 prompt up to
+    the mean of n / (1 + mu_O) and three standard deviations more, as far as the budget goes. `context`: mean KV tokens
+    of a decode; by default prompt + half the output.
     """
     at = load.prompt + load.output / 2 if context is None else context
     n = max(n, 2.0)
     prompts = max(budget / load.prompt, 2.0)
-    counts = np.unique(np.round(np.geomspace(1, max(int(prompts), 2), 6)))
+    rate = n / (1 + load.output)
+    most = min(rate + 3 * np.sqrt(rate), max(budget - n, load.prompt) / load.prompt)
+    counts = np.unique(np.round(np.geomspace(1, max(most, 2.0), 6)))
     shapes = np.concatenate(
         [
             step_shapes(model, load, np.zeros(4), np.array([n / 4, n / 2, 3 * n / 4, n]), at),
             step_shapes(model, load, np.array([1.0, prompts / 3, 2 * prompts / 3, prompts]), np.zeros(4), at),
             step_shapes(model, load, counts, np.full(counts.size, n), at),
-            step_shapes(model, load, counts, np.full(counts.size, n / 2), at),
+            step_shapes(model, load, counts, np.full(counts.size, 0.75 * n), at),
         ]
     )
     times = model.step_times(shapes)

@@ -214,9 +214,7 @@ def plan_mixed(view: StepView) -> Plan:
             slack, gap = streams_slack(view, decode)
             if slack < np.inf:
                 running = live.status == RUNNING
-                order = np.concatenate(
-                    (by_admission(view, np.flatnonzero(running)), np.flatnonzero(~running))
-                )
+                order = np.concatenate((by_admission(view, np.flatnonzero(running)), np.flatnonzero(~running)))
                 budget = budget_within(view, order, max(slack, gap))
                 budget = max(budget, int(decode.sum()) + MIN_CHUNK)
                 return pack(view, token_budget=min(budget, view.limits.max_num_batched_tokens))

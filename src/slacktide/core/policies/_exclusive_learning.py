@@ -76,7 +76,7 @@ class Lengths:
 
 @dataclass
 class Account:
-    """Time and tokens of the steps since the last reset, by kind. Tokens of prompts lost to preemption count off."""
+    """Time and tokens of the steps since the last reset, by kind."""
 
     prompt_time: float = 0.0
     prompt_tokens: float = 0.0
@@ -85,7 +85,8 @@ class Account:
     mixed_time: float = 0.0
     mixed_prompt_tokens: float = 0.0
     mixed_decode_tokens: float = 0.0
-    lost_tokens: float = 0.0
+    recomputed_tokens: float = 0.0
+    """Of the prompt tokens, those of preempted requests."""
     decode_steps: int = 0
 
     def add(self, tokens: IntArray, seconds: float) -> tuple[int, int]:
@@ -114,13 +115,13 @@ class Account:
     def exclusive_cost(self, load: Load) -> float | None:
         """Seconds that a request of this load took: its prompt in prompt-only steps, its output in decode-only ones.
 
-        None when a kind of step is missing. A ratio of sums for each kind, so that a window that holds more of one
-        phase than of the other is not biased.
+        A ratio of sums for each kind, so that a window that holds more of one phase than of the other is not biased.
+        What was computed again is left out: it comes from too many slots, which the controller takes away, while in
+        mixed mode nothing does. None when a kind of step is missing.
         """
-        useful = self.prompt_tokens - self.lost_tokens
-        if useful <= 0 or self.decode_tokens <= 0:
+        if self.prompt_tokens <= 0 or self.decode_tokens <= 0:
             return None
-        return load.prompt * self.prompt_time / useful + load.output * self.decode_time / self.decode_tokens
+        return load.prompt * self.prompt_time / self.prompt_tokens + load.output * self.decode_time / self.decode_tokens
 
     def overall_cost(self, load: Load, prompt_weight: float, decode_weight: float) -> float | None:
         """Seconds that a request of this load took, whatever steps ran: all time over all useful work.
@@ -128,11 +129,19 @@ class Account:
         Work is prompt_weight * prompt tokens + decode_weight * output tokens (seconds per token of each kind), so that
         a window with more prompts than its share is set right to first order. None when nothing useful ran.
         """
-        prompt = self.prompt_tokens + self.mixed_prompt_tokens - self.lost_tokens
-        work = prompt_weight * prompt + decode_weight * (self.decode_tokens + self.mixed_decode_tokens)
-        if prompt <= 0 or work <= 0:
+        prompt = max(self.prompt_tokens + self.mixed_prompt_tokens - self.recomputed_tokens, 0.0)
+        decodes = self.decode_tokens + self.mixed_decode_tokens
+        if decodes <= 0:
             return None
+        work = prompt_weight * prompt + decode_weight * decodes
         return self.time * (prompt_weight * load.prompt + decode_weight * load.output) / work
+
+
+def recomputed(view: StepView, plan: Plan) -> int:
+    """Tokens of a plan that compute again what preemptions lost."""
+    live, rows = view.live, plan.rows
+    again = (live.num_preemptions[rows] > 0) & (live.num_tokens_needed[rows] > 1)
+    return int(plan.num_scheduled_tokens[again].sum()) if again.any() else 0
 
 
 class MixedFit:
@@ -194,6 +203,6 @@ def step_seconds(result: StepResult) -> float | None:
 
 
 __all__ = [
-    "MIN_SAMPLES", "Account", "FloatArray", "Lengths", "MixedFit", "believed_costs", "running_and_waiting",
+    "MIN_SAMPLES", "Account", "FloatArray", "Lengths", "MixedFit", "believed_costs", "recomputed", "running_and_waiting",
     "step_seconds",
 ]  # fmt: skip

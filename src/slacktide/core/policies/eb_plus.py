@@ -15,10 +15,23 @@ from typing import Literal
 
 import numpy as np
 
-from slacktide.core.exclusive import Costs, Load, crossover_sides, exclusive_beta, exclusive_throughput, mixed_throughput
+from slacktide.core.exclusive import (
+    Costs,
+    Load,
+    crossover_sides,
+    exclusive_beta,
+    exclusive_throughput,
+    mixed_throughput,
+)
 from slacktide.core.exclusive_hazard import Ema
 from slacktide.core.policies._exclusive import KV_GUARD, Form, plan_exclusive, plan_mixed
-from slacktide.core.policies._exclusive_learning import Account, MixedFit, running_and_waiting, step_seconds
+from slacktide.core.policies._exclusive_learning import (
+    Account,
+    MixedFit,
+    recomputed,
+    running_and_waiting,
+    step_seconds,
+)
 from slacktide.core.policies._shared import require_at_least, require_choice, require_share
 from slacktide.core.policies.eb_adaptive import Controller
 from slacktide.core.policy import register
@@ -38,6 +51,10 @@ BURST = 2.0
 """Demand beyond this many times its average is judged at once."""
 CORRECTION = 0.5
 """Weight of a new measurement in a mode's correction."""
+NEAR_TIE = 0.2
+"""Share of explore_every after which a mode is tried again that promises the same throughput."""
+TRUST = 3.0
+"""A measurement further from its prediction than this factor is a disturbance (a burst of preemptions), not a cost."""
 TRIAL = 60
 """Completions of a trial of the other mode; the first half, which still feels the switch, is not measured."""
 
@@ -85,7 +102,7 @@ class EbPlus:
     delta: float = 1e-6
     """paper: margin between LHS and RHS, seconds per token; the experiments used 1e-6 to 1e-5."""
     explore_every: int = 3000
-    """Completions after which a mode that has not run is tried again; 0 never tries."""
+    """Completions after which a mode that has not run is tried again, sooner where both are close; 0 never tries."""
     explore_within: float = 0.1
     """A mode is tried only while its predicted throughput is at most this share below the other's."""
     kv_guard: float = KV_GUARD
@@ -119,8 +136,7 @@ class EbPlus:
             else:
                 self._evaluate(view)
         plan = plan_mixed(view) if select.mode == "mixed" else plan_exclusive(view, control.phase, control.rule())
-        if plan.preempted.size:
-            select.account.lost_tokens += float(view.live.num_computed_tokens[plan.preempted].sum())
+        select.account.recomputed_tokens += recomputed(view, plan)
         control.lengths.planned(view, plan)
         return plan
 
@@ -169,8 +185,11 @@ class EbPlus:
             select.switch(other, 0 if first else min(TRIAL // 2, self.update_every))
             select.cooldown = 0 if first else COOLDOWN
         elif self.explore_every and not first and gain > -self.explore_within:
-            # A mode never measured rests on the belief alone: it is tried at the first chance.
-            if other not in select.last_run or done - select.last_run[other] >= self.explore_every:
+            # The nearer the two are, the less a trial costs and the more it may tell. A mode never measured rests on the
+            # belief alone: it is tried once the first generation is through.
+            pause = self.explore_every * min(max(-gain / self.explore_within, NEAR_TIE), 1.0)
+            since = done - select.last_run.get(other, -self.explore_every)
+            if since >= pause and done >= max(self.window, demand):
                 select.switch(other, TRIAL // 2)
                 select.trial_of = other
                 select.next_at = done + TRIAL
@@ -203,7 +222,8 @@ class EbPlus:
             decode_weight = costs.beta_d + costs.alpha_d / n
             measured = select.account.overall_cost(load, costs.beta_p, decode_weight)
         if measured is not None and done >= select.settle_until and done > 0:
-            select.corrections[select.mode].add(measured / predicted[select.mode])
+            ratio = measured / predicted[select.mode]
+            select.corrections[select.mode].add(min(max(ratio, 1 / TRUST), TRUST))
             select.last_run[select.mode] = done
             select.account = Account()
 
