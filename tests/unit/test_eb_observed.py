@@ -40,9 +40,7 @@ class Listener:
 def test_a_policy_is_told_the_tokens_of_every_step(depth: int) -> None:
     load = Workload(np.zeros(2), np.array([20, 5]), np.array([3, 2]), max_tokens=np.array([3, 2]))
     policy = Listener()
-    log = simulate(
-        load, policy, MODEL, EngineConfig(max_num_batched_tokens=16, pipeline_depth=depth), check=True
-    ).log
+    log = simulate(load, policy, MODEL, EngineConfig(max_num_batched_tokens=16, pipeline_depth=depth), check=True).log
     assert policy.told == [step for step in policy.planned if step]
     assert [sum(each.values()) for each in policy.told] == log.num_tokens.tolist()
     assert policy.told[0] == {0: 16}  # a chunk that emits nothing

@@ -162,7 +162,7 @@ def phase_overhead(steps: Any, survivors: FloatArray, costs: Costs) -> FloatArra
     """
     m = np.asarray(steps, dtype=np.int64)
     sums = np.array([survivors[:: int(each)].sum() for each in m.ravel()]).reshape(m.shape)
-    return np.asarray((costs.alpha_p + costs.alpha_d * m) * sums)
+    return np.asarray((costs.alpha_p + costs.alpha_d * m) * sums, dtype=np.float64)
 
 
 def mixed_beta(costs: Costs, load: Load) -> float:

@@ -98,7 +98,7 @@ def costs_of(model: LatencyModel, load: Load, n: float, budget: int, *, context:
     prompts = max(budget / load.prompt, 2.0)
     rate = n / (1 + load.output)
     most = min(rate + 3 * np.sqrt(rate), max(budget - n, load.prompt) / load.prompt)
-    counts = np.unique(np.round(np.geomspace(1, max(most, 2.0), 6)))
+    counts = np.unique(np.round(np.geomspace(1, max(most, 2.0), 6))).astype(np.float64)
     shapes = np.concatenate(
         [
             step_shapes(model, load, np.zeros(4), np.array([n / 4, n / 2, 3 * n / 4, n]), at),

@@ -15,7 +15,7 @@ from slacktide.core.exclusive import Costs, Load
 from slacktide.core.exclusive_hazard import costs_of
 from slacktide.core.exclusive_memory import mean_residual_age
 from slacktide.core.policies._exclusive import output_prior
-from slacktide.core.types import RUNNING, WAITING, FloatArray, IntArray, Plan, StepResult, StepView
+from slacktide.core.types import RUNNING, WAITING, IntArray, Plan, StepResult, StepView
 
 MIN_SAMPLES = 30
 """Completions before the estimates count (authors' code)."""
@@ -172,7 +172,7 @@ class MixedFit:
 
     def values(self, prior: Costs) -> tuple[float, float]:
         """(alpha_mb, kappa), both at least 0; those of `prior` when nothing was measured."""
-        count, x, xx, y, xy = self._sums
+        count, x, xx, y, xy = self._sums.tolist()
         if count <= 0:
             return prior.alpha_mb, prior.kappa
         # The prior is PRIOR steps spread around the measured mean of x, lying on the believed line.
@@ -200,9 +200,3 @@ def believed_costs(view: StepView, load: Load, n: float) -> Costs:
 def step_seconds(result: StepResult) -> float | None:
     """The measured time of a step that ran something, or None."""
     return result.step_time if result.step_time and result.tokens.size else None
-
-
-__all__ = [
-    "MIN_SAMPLES", "Account", "FloatArray", "Lengths", "MixedFit", "believed_costs", "recomputed", "running_and_waiting",
-    "step_seconds",
-]  # fmt: skip

@@ -17,7 +17,7 @@ from slacktide.core.policy import register
 from slacktide.core.types import Plan, StepView
 
 DEFAULT_THETA = 0.1
-"""Published calibrations give optimal thresholds of 0.01 to 0.13; the loss is flat below the optimum and grows above."""
+"""Published calibrations give optimal thresholds of 0.01 to 0.13."""
 
 
 @register("eb")

@@ -48,7 +48,8 @@ class Controller:
 
     def __init__(self, window: int, form: Form, kv_guard: float) -> None:
         self.lengths = Lengths(window)
-        self.form, self.kv_guard = form, kv_guard
+        self.form: Form = form
+        self.kv_guard = kv_guard
         self.phase = Phase()
         self.theta = PAPER_START if form == "paper" else 0.0
         self.slots = 0

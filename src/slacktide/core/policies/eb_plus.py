@@ -185,8 +185,8 @@ class EbPlus:
             select.switch(other, 0 if first else min(TRIAL // 2, self.update_every))
             select.cooldown = 0 if first else COOLDOWN
         elif self.explore_every and not first and gain > -self.explore_within:
-            # The nearer the two are, the less a trial costs and the more it may tell. A mode never measured rests on the
-            # belief alone: it is tried once the first generation is through.
+            # The nearer the two are, the less a trial costs and the more it may tell. A mode never measured rests on
+            # the belief alone: it is tried once the first generation is through.
             pause = self.explore_every * min(max(-gain / self.explore_within, NEAR_TIE), 1.0)
             since = done - select.last_run.get(other, -self.explore_every)
             if since >= pause and done >= max(self.window, demand):
