@@ -85,7 +85,7 @@ def draw(kind: str, mean: float, size: int, rng: np.random.Generator) -> np.ndar
 
 
 def phase_peaks(n: int, theta: float, load: Load, kind: str, seed: int, phases: int) -> np.ndarray:
-    """Largest KV tokens of each phase of EB(theta n), slots simulated with ages carried over; prompts uniform +-50 %."""
+    """Largest KV tokens of each phase of EB(theta n): slots with ages carried over, prompts uniform +-50 %."""
     rng = np.random.default_rng(seed)
     k = max(int(theta * n), 1)
 
