@@ -1,0 +1,403 @@
+"""Compiled helpers of the SLO-aware policies. Readable twins: `deadlines`, `chunker` and `knapsack`, by function name.
+
+All of them work on caller-owned arrays and allocate little: a decision of 100 live requests has to stay below 100 us.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from slacktide.core.kernels import compiled
+from slacktide.core.kernels_latency import fill_packed, max_tokens_packed, step_time_packed
+from slacktide.core.kinds import DECODE, IDLE, PREFILL
+from slacktide.core.live import (
+    ARRIVAL,
+    FIRST_TOKEN,
+    MAX_TOKENS,
+    NUM_CACHED,
+    NUM_COMPUTED,
+    NUM_IN_FLIGHT,
+    NUM_OUTPUT,
+    NUM_PROMPT,
+    SLO_TBT,
+    SLO_TTFT,
+    STATUS,
+)
+from slacktide.core.types import RUNNING, FloatArray, IntArray
+
+ByteArray = npt.NDArray[np.uint8]
+
+GRID = 48
+"""Most candidates of a window's search: finer than the 32 tokens below which two splits cannot be told apart, up to a
+budget of 1536, and 3 % of any larger one."""
+SAME_TIME = 1e-9
+"""Seconds. Splits closer than this tie; then the larger first step wins, as in the paper."""
+
+
+@compiled
+def survey(
+    ints: IntArray,
+    floats: FloatArray,
+    n: int,
+    now: float,
+    max_model_len: int,
+    rebase: bool,
+    kind: IntArray,
+    slack: FloatArray,
+    pace: FloatArray,
+    remaining: IntArray,
+    computed: IntArray,
+) -> tuple[int, float, float]:
+    """Fill the columns of `deadlines.Survey`; returns (decodes, their contexts summed, the largest)."""
+    decodes = 0
+    context = 0.0
+    longest = 0.0
+    for row in range(n):
+        in_flight = ints[NUM_IN_FLIGHT, row]
+        output = ints[NUM_OUTPUT, row] + in_flight
+        known = ints[NUM_PROMPT, row] + output
+        running = ints[STATUS, row] == RUNNING
+        done = ints[NUM_COMPUTED, row] if running else ints[NUM_CACHED, row]
+        need = known - done
+        if running:
+            need = min(need, max_model_len - 1 - done)
+        if need <= 0 or (in_flight > 0 and output >= ints[MAX_TOKENS, row]):
+            kind[row] = IDLE
+        elif known - done == 1 and output > 0:
+            kind[row] = DECODE
+            decodes += 1
+            context += done
+            longest = max(longest, float(done))
+        else:
+            kind[row] = PREFILL
+        remaining[row] = max(need, 0)
+        computed[row] = done
+        pace[row] = floats[SLO_TBT, row]
+        anchor = floats[ARRIVAL, row] + floats[SLO_TTFT, row]
+        first = floats[FIRST_TOKEN, row]
+        if first == first and (np.isinf(anchor) or (rebase and first > anchor)):  # noqa: PLR0124 (NaN: no token yet)
+            anchor = first
+        elif output > 0 and np.isinf(anchor):
+            anchor = now  # its first token is in flight
+        slack[row] = anchor - now
+        if output > 0:
+            slack[row] += output * pace[row]
+    return decodes, context, longest
+
+
+@compiled
+def windows(
+    kind: IntArray,
+    slack: FloatArray,
+    pace: FloatArray,
+    least: float,
+    late_factor: float,
+    tokens_per_step: float,
+    bounds: FloatArray,
+) -> int:
+    """Fill bounds[j] = seconds within which step j + 1 must end for every decode; returns how many decodes are late."""
+    late = 0
+    bounds[:] = np.inf
+    for row in range(kind.size):
+        if kind[row] != DECODE:
+            continue
+        first = slack[row]
+        if first < least:
+            late += 1
+            first = late_factor * pace[row]
+        if first == np.inf:
+            continue
+        for j in range(bounds.size):
+            bounds[j] = min(bounds[j], first + (j * tokens_per_step * pace[row] if j > 0 else 0.0))
+    return late
+
+
+@compiled
+def time_of(
+    packed: FloatArray,
+    decodes: float,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    prefill: float,
+    shape: FloatArray,
+) -> float:
+    """Predicted seconds of the decodes plus `prefill` tokens of the queue."""
+    shape[8] = decodes
+    shape[9] = context
+    shape[10] = longest if decodes > 0.0 else 0.0
+    fill_packed(packed, prefill, remaining, computed, shape)
+    return step_time_packed(packed, shape)
+
+
+@compiled
+def advance(
+    remaining: IntArray, computed: IntArray, prefill: int, next_remaining: IntArray, next_computed: IntArray
+) -> tuple[int, float, float]:
+    """The queue after `prefill` tokens; returns (prompts finished, their lengths summed, the largest)."""
+    finished = 0
+    context = 0.0
+    longest = 0.0
+    left = prefill
+    for i in range(remaining.size):
+        c = min(max(remaining[i], 0), left)
+        left -= c
+        next_remaining[i] = remaining[i] - c
+        next_computed[i] = computed[i] + c
+        if c > 0 and next_remaining[i] == 0:
+            finished += 1
+            context += next_computed[i]
+            longest = max(longest, float(next_computed[i]))
+    return finished, context, longest
+
+
+@compiled
+def _prefill_within(
+    packed: FloatArray,
+    time: float,
+    decodes: float,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    limit: int,
+    shape: FloatArray,
+) -> int:
+    """Most prefill tokens whose step beside the decodes takes at most `time`; -1 when the decodes alone take longer."""
+    whole = int(decodes + 0.5)
+    budget = max_tokens_packed(packed, time, whole, context, longest, remaining, computed, limit, shape)
+    if budget == 0 and whole > 0:
+        return -1
+    total = 0
+    for i in range(remaining.size):
+        total += max(remaining[i], 0)
+    return min(budget - whole, total)
+
+
+@compiled
+def _later_windows(
+    packed: FloatArray,
+    bounds: FloatArray,
+    first: int,
+    elapsed: float,
+    share: int,
+    decodes: float,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    limit: int,
+    survival: float,
+    cap: float,
+    frozen: bool,
+    shape: FloatArray,
+) -> tuple[int, float]:
+    """The windows after a first step of `first` prefill tokens: (prefill tokens, time when they end; inf = infeasible).
+
+    `share` >= 0 gives each later window that many tokens (the last one what is left of share * windows); negative
+    fills each to its bound. `frozen` keeps the queue and the decodes as they are now, as the paper does.
+    """
+    left, done = remaining.copy(), computed.copy()
+    total = 0
+    step = first
+    for j in range(1, bounds.size):
+        if not frozen:
+            finished, new_context, new_longest = advance(left, done, step, left, done)
+            context = (context + decodes) * survival + new_context
+            longest = max(longest + 1.0, new_longest)
+            decodes = decodes * survival + finished
+        if share >= 0:
+            step = share
+        else:
+            room = min(bounds[j] - elapsed, cap)
+            step = _prefill_within(packed, room, decodes, context, longest, left, done, limit, shape)
+            if step < 0:
+                return total, np.inf
+        spent = time_of(packed, decodes, context, longest, left, done, float(step), shape)
+        elapsed += spent
+        if elapsed > bounds[j] + SAME_TIME or spent > cap + SAME_TIME:
+            return total, np.inf
+        total += step
+    return total, elapsed
+
+
+@compiled
+def split_window(
+    packed: FloatArray,
+    bounds: FloatArray,
+    decodes: float,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    limit: int,
+    survival: float,
+    cap: float,
+    gain: float,
+    frozen: bool,
+    dual: bool,
+    shape: FloatArray,
+) -> tuple[int, int]:
+    """(prefill tokens of this step, greedy's); -1 when the decodes alone exceed bounds[0].
+
+    Primal: the tokens that greedy steps would run in all windows, split so that they take least time. Dual: the most
+    tokens. Every candidate keeps all bounds, no step takes longer than `cap`, and a split must beat greedy by the share
+    `gain`. Ties go to the larger first step. Where greedy steps end the whole queue within the window, greedy stands:
+    there is nothing to gain then, and a split only delays first tokens.
+    """
+    queue = 0
+    for i in range(remaining.size):
+        queue += max(remaining[i], 0)
+    most = _prefill_within(packed, bounds[0], decodes, context, longest, remaining, computed, limit, shape)
+    if most <= 0 or most >= queue or bounds.size < 2:
+        return most, most
+    spent = time_of(packed, decodes, context, longest, remaining, computed, float(most), shape)
+    later = bounds.size - 1
+    if dual:
+        total, end = _later_windows(
+            packed, bounds, most, spent, -1, decodes, context, longest, remaining, computed, limit, survival, cap,
+            frozen, shape,
+        )  # fmt: skip
+        low = 0 if decodes > 0.0 else 1
+    else:
+        if bounds[0] <= bounds[later] - bounds[later - 1]:
+            return most, most  # slack[0] is no larger than a later window's: greedy is optimal (convex times)
+        # Greedy's next windows start where this one must end, as in the paper: T_next = bounds[1] - bounds[0].
+        total, end = _later_windows(
+            packed, bounds, most, bounds[0], -1, decodes, context, longest, remaining, computed, limit, survival, cap,
+            frozen, shape,
+        )  # fmt: skip
+        low = max(0, most + total - later * max(limit - int(decodes), 0))
+    if end == np.inf or low >= most or (not frozen and most + total >= queue):
+        return most, most
+    everything = most + total
+    best, best_time, best_total = most, np.inf, -1
+    step = max(32, (most - low) // GRID)
+    prefill = most
+    while True:
+        spent = time_of(packed, decodes, context, longest, remaining, computed, float(prefill), shape)
+        share = -1 if dual else -(-(everything - prefill) // later)
+        total, end = _later_windows(
+            packed, bounds, prefill, spent, share, decodes, context, longest, remaining, computed, limit, survival, cap,
+            frozen, shape,
+        )  # fmt: skip
+        if end < np.inf:
+            if dual and prefill + total > best_total:
+                best, best_total = prefill, prefill + total
+            elif not dual and end < best_time - SAME_TIME:
+                best, best_time = prefill, end
+        if prefill == most:  # greedy itself, as a plan of the window: the others have to be better by `gain`
+            best_total = int((most + total) * (1.0 + gain))
+            best_time = end * (1.0 - gain)
+        if prefill == low:
+            break
+        prefill = max(prefill - step, low)
+    return best, most
+
+
+@compiled
+def _literal_time(
+    packed: FloatArray,
+    budget: int,
+    decodes: int,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    shape: FloatArray,
+) -> float:
+    """T^(b) of the paper's batch forwarder: a budget below the decodes runs that many of them, none takes no time."""
+    if budget <= 0:
+        return 0.0
+    run = min(budget, decodes)
+    part = context * run / decodes if decodes > 0 else 0.0
+    return time_of(packed, float(run), part, longest, remaining, computed, float(budget - run), shape)
+
+
+@compiled
+def split_literal(
+    packed: FloatArray,
+    now_bound: float,
+    next_bound: float,
+    decodes: int,
+    context: float,
+    longest: float,
+    remaining: IntArray,
+    computed: IntArray,
+    limit: int,
+    shape: FloatArray,
+) -> int:
+    """The paper's Algorithm 1 as printed: total tokens of this step. It may break `now_bound`; see the errata."""
+    b_cur = max_tokens_packed(packed, now_bound, decodes, context, longest, remaining, computed, limit, shape)
+    b_next = max_tokens_packed(packed, next_bound, decodes, context, longest, remaining, computed, limit, shape)
+    b_sum = b_cur + b_next
+    low, high = decodes, limit
+    while high - low > 30:
+        third = (high - low) // 3
+        a, b = low + third, high - third
+        at_a = _literal_time(packed, a, decodes, context, longest, remaining, computed, shape)
+        at_a += _literal_time(packed, b_sum - a, decodes, context, longest, remaining, computed, shape)
+        at_b = _literal_time(packed, b, decodes, context, longest, remaining, computed, shape)
+        at_b += _literal_time(packed, b_sum - b, decodes, context, longest, remaining, computed, shape)
+        if at_a < at_b:
+            high = b
+        else:
+            low = a
+    best, best_time = limit, np.inf
+    for candidate in (limit, (low + high) // 2, decodes):  # from large to small: ties go to the larger
+        time = _literal_time(packed, candidate, decodes, context, longest, remaining, computed, shape)
+        time += _literal_time(packed, b_sum - candidate, decodes, context, longest, remaining, computed, shape)
+        if time < best_time - SAME_TIME:
+            best, best_time = candidate, time
+    return best
+
+
+@compiled
+def knapsack(
+    weights: IntArray,
+    counts: IntArray,
+    values: FloatArray,
+    tokens: IntArray,
+    capacity: IntArray,
+    taken: ByteArray,
+    chosen: ByteArray,
+) -> int:
+    """Best set {anchor} + some items before it; returns the anchor, -1 for none, and marks the set in `chosen`.
+
+    Item i is an anchor when capacity[i] >= weights[i]; its set may weigh capacity[i]. Best is lexicographic by (sum of
+    counts, sum of values, sum of tokens); the first of equals wins. `taken` uint8[n, max capacity + 1] is scratch.
+    """
+    n, width = weights.size, taken.shape[1]
+    count, value, total = np.zeros(width, dtype=np.int64), np.zeros(width), np.zeros(width, dtype=np.int64)
+    best = -1
+    best_count, best_value, best_total = 0, 0.0, 0
+    for i in range(n):
+        if capacity[i] >= weights[i]:
+            at = capacity[i] - weights[i]
+            c, v, t = count[at] + counts[i], value[at] + values[i], total[at] + tokens[i]
+            if (
+                best < 0
+                or c > best_count
+                or (c == best_count and (v > best_value or (v == best_value and t > best_total)))
+            ):
+                best, best_count, best_value, best_total = i, c, v, t
+        for at in range(width - 1, weights[i] - 1, -1):
+            low = at - weights[i]
+            c, v, t = count[low] + counts[i], value[low] + values[i], total[low] + tokens[i]
+            better = c > count[at] or (c == count[at] and (v > value[at] or (v == value[at] and t > total[at])))
+            taken[i, at] = 1 if better else 0
+            if better:
+                count[at], value[at], total[at] = c, v, t
+        for at in range(min(weights[i], width)):
+            taken[i, at] = 0
+    chosen[:] = 0
+    if best >= 0:
+        chosen[best] = 1
+        at = capacity[best] - weights[best]
+        for i in range(best - 1, -1, -1):
+            if taken[i, at] != 0:
+                chosen[i] = 1
+                at -= weights[i]
+    return best
