@@ -105,9 +105,10 @@ def build(directory: Path, options: Options, cls: type | None = None) -> Any:
         enable_prefix_caching=options.prefix_caching,
     )
     cache.num_gpu_blocks = options.num_blocks + 1
+    own = {"state_dir": str(directory / "state")} | options.slacktide
     config = VllmConfig(
         scheduler_config=scheduler_config(options), model_config=model, cache_config=cache,
-        device_config=DeviceConfig("cpu"), additional_config={"slacktide": {"state_dir": str(directory / "state")} | options.slacktide},
+        device_config=DeviceConfig("cpu"), additional_config={"slacktide": own},
     )  # fmt: skip
     config.scheduler_config.async_scheduling = options.is_async  # VllmConfig may think again: a test decides itself
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32)
@@ -129,9 +130,10 @@ def request(
     ids = list(tokens) if tokens is not None else [(number * 7919 + i) % 49_999 for i in range(prompt)]
     params = SamplingParams(max_tokens=max_tokens or output, ignore_eos=max_tokens is None, extra_args=extra)
     params.update_from_generation_config({}, EOS)
+    hasher = get_request_block_hasher(BLOCK_SIZE, sha256) if hashed else None
     made = Request(
         request_id=f"r{number:05d}", prompt_token_ids=ids, sampling_params=params, pooling_params=None,
-        arrival_time=arrival, priority=priority, block_hasher=get_request_block_hasher(BLOCK_SIZE, sha256) if hashed else None,
+        arrival_time=arrival, priority=priority, block_hasher=hasher,
     )  # fmt: skip
     made.true_output = output
     return made
@@ -157,6 +159,8 @@ class Engine:
         self.out: dict[str, list[int]] = {}
         self.ends: dict[str, Any] = {}
         self.true_output: dict[str, int] = {}
+        self.surprises: list[int] | None = None
+        """If a list: gets the steps in which a waiting request's prefix hits changed while the step was scheduled."""
 
     def add(self, made: Request) -> None:
         """A request arrives."""
@@ -171,7 +175,10 @@ class Engine:
     def step(self) -> None:
         """One turn."""
         if self.scheduler.has_requests():
+            before = self._hits() if self.surprises is not None else {}
             output = self.scheduler.schedule()
+            if self.surprises is not None and self._surprised(output, before):
+                self.surprises.append(len(self.facts))
             self.facts.append(StepFact(
                 dict(output.num_scheduled_tokens), tuple(sorted(output.preempted_req_ids or ())),
                 tuple(sorted(output.finished_req_ids)),
@@ -185,6 +192,31 @@ class Engine:
                 return
         if self.in_flight:
             self._take(*self.in_flight.popleft())
+
+    def _hits(self) -> dict[str, tuple[int, list[Any]]]:
+        """Waiting requests -> (tokens they would find cached now, of those blocks the ones nobody holds)."""
+        find = self.scheduler.kv_cache_manager.coordinator.find_longest_cache_hit
+        found: dict[str, tuple[int, list[Any]]] = {}
+        for made in self.scheduler.requests.values():
+            if made.status.name in ("WAITING", "PREEMPTED"):
+                blocks, tokens = find(made.block_hashes, made.num_tokens - 1)[:2]
+                found[made.request_id] = (tokens, [block for block in blocks[0] if block.ref_cnt == 0])
+        return found
+
+    def _surprised(self, output: Any, before: dict[str, tuple[int, list[Any]]]) -> bool:
+        """Whether somebody else's admission changed what a waiting request finds, or what finding it costs."""
+        after = self._hits()
+        for request_id, (tokens, unheld) in before.items():
+            if request_id not in output.num_scheduled_tokens:
+                if after.get(request_id) != (tokens, unheld):
+                    return True
+                continue
+            made = self.scheduler.requests[request_id]
+            if made.num_computed_tokens - output.num_scheduled_tokens[request_id] != tokens:
+                return True
+            if any(block.ref_cnt > 1 for block in unheld):
+                return True
+        return False
 
     def _take(self, output: Any, result: ModelRunnerOutput) -> None:
         for client in self.scheduler.update_from_output(output, result).values():

@@ -148,7 +148,7 @@ def check_async(scheduler_config: Any, is_async: bool, own_name: str, other_name
         )
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------
+# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def unpaused(scheduler: Any) -> bool:
@@ -216,7 +216,7 @@ def num_held_blocks(scheduler: Any, request: Any) -> int:
     return sum(len(m.req_to_blocks.get(request.request_id, ())) for m in managers)
 
 
-# ---- steering ---------------------------------------------------------------------------------------------------------
+# ---- steering --------------------------------------------------------------------------------------------------------
 
 
 def admission_lever(scheduler: Any) -> str:
