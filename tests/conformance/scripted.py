@@ -28,12 +28,13 @@ def plan(view: StepView, tokens: dict[int, int], **parts: Any) -> Plan:
 
 
 def needs(view: StepView) -> dict[int, int]:
-    """Request number -> tokens it needs: everything, for running rows first."""
+    """Request number -> tokens it needs, running rows first; none for one that its step in flight surely ends."""
     live = view.live
     order = np.lexsort((np.arange(live.index.size), live.status != RUNNING))
     known = live.num_prompt_tokens + live.num_output_tokens + live.num_in_flight_tokens
     base = np.where(live.status == RUNNING, live.num_computed_tokens, live.num_cached_tokens)
-    return {int(live.index[r]): int(known[r] - base[r]) for r in order if known[r] > base[r]}
+    ends = (live.num_in_flight_tokens > 0) & (live.num_output_tokens + live.num_in_flight_tokens >= live.max_tokens)
+    return {int(live.index[r]): int(known[r] - base[r]) for r in order if known[r] > base[r] and not ends[r]}
 
 
 def running(view: StepView) -> set[int]:

@@ -210,7 +210,7 @@ def test_rejected_requests_end_with_an_error(directory, is_async):
         gone = {0: [2], 3: [0], 8: [1]}.get(step, [])
         return plan(view, {i: n for i, n in needs(view).items() if i not in gone}, rejected=gone)
 
-    made, policy = engine(directory, script, is_async=is_async, max_num_batched_tokens=2048)
+    made, _ = engine(directory, script, is_async=is_async, max_num_batched_tokens=2048)
     for i in range(3):
         made.add(h.request(i, 30, 40, arrival=1000.0 + i))
     made.run()
