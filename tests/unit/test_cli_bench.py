@@ -67,7 +67,9 @@ def test_the_table_and_the_errors(capsys, trace):
 
     with FakeServer(script) as server:
         assert main(["bench", "--url", server.url, "--trace", trace, "--slo", "ttft:60000", "--label", "mine"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert err.startswith("slacktide: replaying 3 requests of ")
+    assert err.endswith(" over 0.0 s (50 requests/s)\n")
     assert "mine" in out
     assert "66.7" in out
     assert "1 x rejected: HTTP 503: full" in out

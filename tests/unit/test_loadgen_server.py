@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import urllib.request
 from pathlib import Path
@@ -62,6 +63,25 @@ def test_nothing_of_it_is_left(tmp_path):
         except FileNotFoundError:
             break
     assert server.stop() == -signal.SIGTERM  # once more does no harm
+
+
+def test_a_terminated_program_leaves_no_server(tmp_path):
+    code = f"""
+import sys, time
+from pathlib import Path
+from slacktide.loadgen.server import ServerProcess, free_port
+port = free_port()
+with ServerProcess([sys.executable, "-c", {SERVER!r}, str(port)], f"http://127.0.0.1:{{port}}", Path(sys.argv[1])):
+    print(port, flush=True)
+    time.sleep(600)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        port = int(program.stdout.readline())
+        program.terminate()
+        assert program.wait(60) == 128 + signal.SIGTERM
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health")
 
 
 def test_one_that_fails_shows_its_log(tmp_path):

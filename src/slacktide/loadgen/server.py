@@ -8,13 +8,14 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, NoReturn
 
 from slacktide.errors import InputError
 
@@ -49,6 +50,7 @@ class ServerProcess:
         self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._file: IO[bytes] | None = None
+        self._restore = False
         self.returncode: int | None = None
         """Exit status once it has stopped; negative: killed by that signal."""
 
@@ -61,6 +63,7 @@ class ServerProcess:
     def __enter__(self) -> ServerProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.log.open("wb")
+        self._end_on_sigterm()
         try:
             self._process = subprocess.Popen(
                 self.command,
@@ -107,6 +110,13 @@ class ServerProcess:
             return f"{first[0].strip()} (log: {self.log})"
         return f"{self.log} ends with: {' | '.join(line.strip() for line in lines[-LOG_LINES:] if line.strip())}"
 
+    def _end_on_sigterm(self) -> None:
+        """Let SIGTERM end this process by an exception, so that the server is stopped, too."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _leave)
+            self._restore = True
+
     def stop(self, number: int = signal.SIGTERM) -> int | None:
         """Ask it to end by a signal, wait, and kill what is left of its process group. Returns its exit status."""
         if self._process is not None:
@@ -118,6 +128,9 @@ class ServerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self.returncode = self._process.wait()
             self._process = None
+        if self._restore:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            self._restore = False
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -126,6 +139,10 @@ class ServerProcess:
 
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Without the environment's proxies: the server is on this machine."""
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)
 
 
 def free_port() -> int:
