@@ -20,6 +20,12 @@ from slacktide.sim.engine import EngineConfig, simulate
 from slacktide.workload.requests import ClosedLoop, Workload
 
 OTHER_SETTINGS = [
+    "eb:k=1,kv_guard=0",
+    "eb:theta=0.5,form=paper,kv_guard=0.3",
+    "eb-adaptive:form=paper,update_every=1,window=2",
+    "eb-adaptive:mixed_below=0,update_every=1,window=3",
+    "eb-plus:form=paper,update_every=1,window=2",
+    "eb-plus:update_every=1,window=2,explore_every=2,explore_within=9,margin=0",
     "fcfs:max_num_batched_tokens=9",
     "orca:max_batch_size=3",
     "sarathi:chunk_size=8,max_num_seqs=4,watermark=0.2",

@@ -62,7 +62,7 @@ class Rule:
         if self.form == "paper":
             k = max(int(self.theta * self.slots), 1)
             return fillable * (self.slots - k) >= decodes * k
-        need = max(int(self.theta * (decodes + fillable)), 1)
+        need = max(int(self.theta * (decodes + fillable) + 1e-6), 1)  # k / N times N may fall short of k by one bit
         return fillable >= (need if self.enough is None else min(need, max(self.enough, 1)))
 
 
@@ -211,11 +211,11 @@ def plan_mixed(view: StepView) -> Plan:
     if np.isfinite(live.slo_tbt).any():
         decode = live.is_decode
         if decode.any() and not decode.all():
-            slack, gap = streams_slack(view, decode)
+            slack, _ = streams_slack(view, decode)
             if slack < np.inf:
                 running = live.status == RUNNING
                 order = np.concatenate((by_admission(view, np.flatnonzero(running)), np.flatnonzero(~running)))
-                budget = budget_within(view, order, max(slack, gap))
+                budget = budget_within(view, order, slack)
                 budget = max(budget, int(decode.sum()) + MIN_CHUNK)
                 return pack(view, token_budget=min(budget, view.limits.max_num_batched_tokens))
     return pack(view)

@@ -62,7 +62,7 @@ TRIAL = 60
 class Selector:
     """State of the choice between the modes."""
 
-    def __init__(self, control: Controller) -> None:
+    def __init__(self, control: Controller, first_at: int) -> None:
         self.control = control
         self.mode: Mode = "mixed"
         self.demand = Ema(RISE)
@@ -71,7 +71,7 @@ class Selector:
         self.corrections: dict[Mode, Ema] = {"exclusive": Ema(CORRECTION), "mixed": Ema(CORRECTION)}
         self.last_run: dict[Mode, int] = {}  # completions when a mode was last measured
         self.cooldown = 0
-        self.next_at = 0  # completions at which the next evaluation is due
+        self.next_at = first_at  # completions at which the next evaluation is due
         self.settle_until = 0  # completions before which steps are not measured
         self.trial_of: Mode | None = None
         self.lead = 0.0  # predicted cost of mixed over that of exclusive, minus 1
@@ -115,7 +115,10 @@ class EbPlus:
         require_at_least(self, 0, "margin", "explore_every", "explore_within")
         require_share(self, "kv_guard")
         require_choice(self, form=("sound", "paper"))
-        object.__setattr__(self, "_select", Selector(Controller(self.window, self.form, self.kv_guard)))
+        control = Controller(self.window, self.form, self.kv_guard)
+        # The authors' selector sees its first completions before it decides; the belief can be asked at once.
+        first_at = self.update_every if self.form == "paper" else 0
+        object.__setattr__(self, "_select", Selector(control, first_at))
 
     def plan(self, view: StepView) -> Plan:
         """One step in the mode of the moment."""
