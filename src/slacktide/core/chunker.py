@@ -109,16 +109,15 @@ def split(
     return int(chosen), int(most)
 
 
-def advanced(load: Load, prefill: int, survival: float = 1.0) -> Load:
+def advanced(load: Load, prefill: int) -> Load:
     """The load of the next step: decodes one token on, finished prompts among them (their first token is out)."""
     before = np.cumsum(load.remaining) - load.remaining
     c = np.clip(prefill - before, 0, load.remaining)
     ended = (c > 0) & (c == load.remaining)
     contexts = (load.computed + c)[ended]
-    decodes = load.num_decodes * survival
     return Load(
-        decodes + int(ended.sum()),  # type: ignore[arg-type]  # an expected number, where output lengths are learnt
-        (load.context + load.num_decodes) * survival + float(contexts.sum()),
+        load.num_decodes + int(ended.sum()),
+        load.context + load.num_decodes + float(contexts.sum()),
         max(load.longest + 1.0, float(contexts.max(initial=0))),
         load.remaining - c,
         load.computed + c,
@@ -161,21 +160,19 @@ def split_reference(
     queue = int(load.remaining.sum())
     if most <= 0 or most >= queue or windows < 1:
         return most, most
-    if dual:
-        total, end = later(most, time(load, most), None)
-        if end == np.inf or (not frozen and most + total >= queue):
-            return most, most
-        options = [(b, later(b, time(load, b), None)) for b in range(most, -1, -1)]
-        return max(
-            ((b, b + total) for b, (total, end) in options if end < np.inf), key=lambda o: o[1], default=(most, 0)
-        )[0], most
-    total, end = later(most, float(bounds[0]), None)
-    low = max(0, most + total - windows * max(limit - load.num_decodes, 0))
-    if end == np.inf or low >= most or (not frozen and most + total >= queue):
+    total, end = later(most, time(load, most), None)
+    everything, low = most + total, 0 if load.num_decodes else 1
+    if not dual:
+        low = max(low, everything - windows * max(limit - load.num_decodes, 0))
+    if end == np.inf or low >= most or (not frozen and everything >= queue):
         return most, most
-    best, best_time = most, np.inf
-    for b in range(most, low - 1, -1):
-        end = later(b, time(load, b), -(-(most + total - b) // windows))[1]
-        if end < best_time - 1e-9:
+    best, best_time, best_total = most, end, everything
+    for b in range(most - 1, low - 1, -1):
+        total, end = later(b, time(load, b), None if dual else -(-(everything - b) // windows))
+        if end == np.inf:
+            continue
+        if dual and b + total > best_total:
+            best, best_total = b, b + total
+        elif not dual and end < best_time - 1e-9:
             best, best_time = b, end
     return best, most

@@ -255,45 +255,35 @@ def split_window(
         return most, most
     spent = time_of(packed, decodes, context, longest, remaining, computed, float(most), shape)
     later = bounds.size - 1
-    if dual:
-        total, end = _later_windows(
-            packed, bounds, most, spent, -1, decodes, context, longest, remaining, computed, limit, survival, cap,
-            frozen, shape,
-        )  # fmt: skip
-        low = 0 if decodes > 0.0 else 1
-    else:
-        if bounds[0] <= bounds[later] - bounds[later - 1]:
-            return most, most  # slack[0] is no larger than a later window's: greedy is optimal (convex times)
-        # Greedy's next windows start where this one must end, as in the paper: T_next = bounds[1] - bounds[0].
-        total, end = _later_windows(
-            packed, bounds, most, bounds[0], -1, decodes, context, longest, remaining, computed, limit, survival, cap,
-            frozen, shape,
-        )  # fmt: skip
-        low = max(0, most + total - later * max(limit - int(decodes), 0))
-    if end == np.inf or low >= most or (not frozen and most + total >= queue):
-        return most, most
+    if not dual and bounds[0] <= bounds[later] - bounds[later - 1]:
+        return most, most  # this window is no longer than a later one: greedy is optimal where times are convex
+    total, end = _later_windows(
+        packed, bounds, most, spent, -1, decodes, context, longest, remaining, computed, limit, survival, cap, frozen,
+        shape,
+    )  # fmt: skip
     everything = most + total
-    best, best_time, best_total = most, np.inf, -1
+    low = 0 if decodes > 0.0 else 1  # without decodes an empty step would be no step
+    if not dual:
+        low = max(low, everything - later * max(limit - int(decodes), 0))
+    if end == np.inf or low >= most or (not frozen and everything >= queue):
+        return most, most
+    best, best_time, best_total = most, end * (1.0 - gain), int(everything * (1.0 + gain))
     step = max(32, (most - low) // GRID)
     prefill = most
-    while True:
+    while prefill > low:
+        prefill = max(prefill - step, low)
         spent = time_of(packed, decodes, context, longest, remaining, computed, float(prefill), shape)
         share = -1 if dual else -(-(everything - prefill) // later)
         total, end = _later_windows(
             packed, bounds, prefill, spent, share, decodes, context, longest, remaining, computed, limit, survival, cap,
             frozen, shape,
         )  # fmt: skip
-        if end < np.inf:
-            if dual and prefill + total > best_total:
-                best, best_total = prefill, prefill + total
-            elif not dual and end < best_time - SAME_TIME:
-                best, best_time = prefill, end
-        if prefill == most:  # greedy itself, as a plan of the window: the others have to be better by `gain`
-            best_total = int((most + total) * (1.0 + gain))
-            best_time = end * (1.0 - gain)
-        if prefill == low:
-            break
-        prefill = max(prefill - step, low)
+        if end == np.inf:
+            continue
+        if dual and prefill + total > best_total:
+            best, best_total = prefill, prefill + total
+        elif not dual and end < best_time - SAME_TIME:
+            best, best_time = prefill, end
     return best, most
 
 

@@ -10,6 +10,7 @@ switched off: order, chunker, constructor, relegation. Ignores that output lengt
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -146,7 +147,7 @@ class Sliding:
             return self._done(decode_only(step), 0)
         least = step.seconds(step.decode_load, 0) if step.decodes.size else 0.0
         bounds, late = self._bounds(found, least)
-        cap = float("inf")
+        cap = math.inf
         if self.guard > 0 and not self._paper:
             self._guard.watch(view.live, step.prefills)
             cap = self._guard.bound(self.guard, least)
@@ -161,7 +162,7 @@ class Sliding:
         why: dict[str, Any] = {
             "path": "window",
             "t_cur": t_cur,
-            "t_next": float(bounds[-1]) - t_cur,
+            "t_next": float(bounds[1]) - t_cur if t_cur < math.inf else math.inf,
             "late_decodes": late,
         }
         relegated = self._relegated(view, hopeless) if self.relegation else _NO_ROWS
@@ -169,13 +170,11 @@ class Sliding:
             batch, why["at_risk"] = self._construct(step, order, hopeless, load, greedy, t_cur, least, rho)
             if batch is not None:
                 return self._done(*self._batch_plan(step, order, batch, why, relegated))
-            if self._paper and why["at_risk"] and step.decodes.size and self._constructor != "off":
+            if self._constructor == "paper" and why["at_risk"] and step.decodes.size:
                 # Algorithm 2 found nothing: the paper runs the decodes alone (its overload trap).
                 return self._done(cut(step, packed, 0, why | {"path": "empty"}, relegated), 0)
-            if self.evict and why["at_risk"]:
-                victim = self._victim(step, order, hopeless)
-                if victim >= 0:
-                    return self._done(self._evicting(step, victim, why | {"path": "evict"}), 0)
+        if self.evict and (victim := self._victim(step, order, hopeless)) >= 0:
+            return self._done(self._evicting(step, victim, why | {"path": "evict"}), 0)
         prefill = greedy
         if self._chunker != "greedy" and self.window > 1:
             prefill, greedy = self._split(step, order, load, rows, tokens, first, bounds, cap)
@@ -205,7 +204,7 @@ class Sliding:
         """The paper protects decodes that are not late; which those are it leaves open."""
         count = max(self.window, 2)
         if self._paper:
-            return windows(found, 0.0, count, late_factor=float("inf"))
+            return windows(found, 0.0, count, late_factor=math.inf)
         return windows(found, least, count, late_factor=self.late_factor, tokens_per_step=self.tokens_per_step)
 
     def _sorted(self, step: Step, least: float) -> tuple[IntArray, IntArray, float]:
@@ -243,7 +242,7 @@ class Sliding:
         """The oldest prompt, if it is overdue by more than `ageing`; -1 without one."""
         row = int(step.prefills[0])
         target = float(view.live.slo_ttft[row])
-        overdue = view.now - float(view.live.arrival_time[row]) - (target if target < float("inf") else 0.0)
+        overdue = view.now - float(view.live.arrival_time[row]) - (target if target < math.inf else 0.0)
         return row if overdue > self.ageing and not self._paper else -1
 
     def _with_aged(self, view: StepView, order: IntArray, aged: int) -> tuple[IntArray, IntArray | None]:
@@ -282,11 +281,14 @@ class Sliding:
         self, step: Step, order: IntArray, batch: Batch, why: dict[str, Any], relegated: IntArray
     ) -> tuple[Plan, int]:
         """The chosen prompts whole, then, with backfill, chunks of the others within the same bound."""
-        others = order[~np.isin(order, batch.rows)] if self.backfill and not self._paper else _NO_ROWS
+        literal = self._constructor == "paper"
+        others = order[~np.isin(order, batch.rows)] if self.backfill and not literal else _NO_ROWS
         packed = step.packed(np.concatenate((batch.rows, others)))
+        if not packed.rows.size:  # half-done prompts that were not chosen keep the blocks: they go on
+            packed = step.packed(order)
         _, rows, tokens = step.queue(packed)
         prefill = int(step.survey.remaining[batch.rows].sum())
-        if not self._paper:
+        if not literal:
             prefill = step.within(step.load(rows, tokens), batch.bound)
         why |= {"path": "constructor", "bound": batch.bound, "chosen": batch.rows.size, "greedy": prefill}
         return cut(step, packed, prefill, why, relegated), max(min(prefill, int(tokens.sum())), 0)
@@ -308,7 +310,7 @@ class Sliding:
             behind = order[at : at + _BEHIND]
             more = np.concatenate((rows, behind))
             load = step.load(more, step.survey.remaining[more])
-        survival = 1.0 - 1.0 / self._outputs.expected(float("inf")) if self.output_statistics else 1.0
+        survival = 1.0 - 1.0 / self._outputs.expected(math.inf) if self.output_statistics else 1.0
         return chunking.split(
             step.view.latency,
             load,
