@@ -123,7 +123,7 @@ def test_an_axis_given_twice() -> None:
 
 
 def test_every_varied_load_setting_is_one_of_the_scenario() -> None:
-    assert set(LOAD) == {*Scenario.__dataclass_fields__} - {"engine", "rotate"}
+    assert set(LOAD) == {*Scenario.__dataclass_fields__} - {"engine", "rotate", "read"}
 
 
 # ---- the grid -------------------------------------------------------------------------------------------------------

@@ -11,12 +11,11 @@ example:
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from slacktide.cli import options
-from slacktide.cli.output import to_json
-from slacktide.cli.scenario import add_scenario, print_notes, run_all
+from slacktide.cli.output import print_json
+from slacktide.cli.scenario import COMPARE, add_scenario, print_notes, run_all
 from slacktide.errors import InputError
 
 
@@ -30,13 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it."""
     specs = options.policies(args)
-    if args.out is not None and (args.out / "compare.json").exists():
-        (args.out / "compare.json").unlink()  # until the new one is written this is no comparison
     runs = run_all(args, specs, subdirectories=True)
     records = [record for record, _ in runs]
     written = _write(args, runs) if args.out is not None else []
     if args.json:
-        sys.stdout.write(to_json({"runs": records}))
+        print_json({"runs": records})
         return 0
     from slacktide.report.tables import print_comparison
 
@@ -58,5 +55,5 @@ def _write(args: argparse.Namespace, runs: list[tuple[dict[str, Any], Any]]) -> 
         told = f"wrote {args.out} (figure: {figure})"
     except InputError as error:
         told = f"wrote {args.out}, without a figure: {error}"
-    write_json(args.out / "compare.json", {"runs": [record for record, _ in runs]})
+    write_json(args.out / COMPARE, {"runs": [record for record, _ in runs]})
     return [told]

@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 from slacktide.cli import options
-from slacktide.cli.output import plain, progress, table, to_json
+from slacktide.cli.output import plain, print_json, progress, table
 from slacktide.cli.scenario import add_scenario, print_notes, scenario_of, writable
 
 EVALUATIONS, RESULT = "goodput-evaluations.jsonl", "goodput.json"
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(directory / RESULT, plain({"runs": records}))
     if args.json:
-        sys.stdout.write(to_json({"runs": records}))
+        print_json({"runs": records})
         return 0
     _show(records)
     if directory is not None:

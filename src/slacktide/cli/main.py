@@ -13,9 +13,11 @@ import argparse
 import difflib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn, Protocol, cast
 
 from slacktide import __version__
@@ -165,7 +167,10 @@ def parser_of(name: str, verb: Verb) -> OneLineParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line on `arguments` (default: the process's) and return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
+        for argument in given:
+            _check_text(argument)
         status = _dispatch(given)
         sys.stdout.flush()
     except InputError as error:
@@ -184,6 +189,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse ends this way, after help (0) or an error (2)
         return stop.code if isinstance(stop.code, int) else EXIT_INPUT
     return status
+
+
+def _open_streams() -> None:
+    """Standard streams that take whatever we print: a closed one swallows it, an ASCII one gets escapes."""
+    nowhere = Path(os.devnull)
+    if sys.stdout is None:
+        sys.stdout = nowhere.open("w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = nowhere.open("w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _check_text(argument: str) -> None:
+    """Names stand in results, which are UTF-8. Raises InputError for bytes that are none."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        named = argument.encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"argument {named}: not UTF-8; rename the file or directory, or set a UTF-8 locale") from None
 
 
 def _complain(message: str) -> int:

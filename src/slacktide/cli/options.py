@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from slacktide.core.spec import PolicySpec
 
 
+MAX_FACTOR = 1000.0
+"""Mixed steps a thousand times as slow as their parts: no GPU; measured ones are within 2."""
+
+
 class Invalid(argparse.ArgumentTypeError, ValueError):
     """A value that cannot be read; argparse shows its message, and so does the reader of policy parameters."""
 
@@ -108,6 +112,21 @@ def switch(text: str) -> bool:
     return words[text.lower()]
 
 
+def factor(text: str) -> float:
+    """A number from 1 to 1000."""
+    value = number(text)
+    if not 1 <= value <= MAX_FACTOR:
+        raise Invalid(f"expected a number from 1 to {MAX_FACTOR:g}, found {text!r}")
+    return value
+
+
+def path(text: str) -> Path:
+    """A path; the empty text, which an unset variable of a script gives, would be the current directory."""
+    if not text.strip():
+        raise Invalid("expected a path, found nothing; write . for the current directory")
+    return Path(text)
+
+
 def depth(text: str) -> int:
     """Pipeline depth, 1 or 2."""
     if text not in ("1", "2"):
@@ -193,6 +212,12 @@ def add_load(parser: argparse.ArgumentParser, *, rates: bool = True, profile: bo
         metavar="NAME|FILE|SPEC",
         help="a packaged trace ('slacktide traces'), a file, or synthetic:prompt=512,output=256,...",
     )
+    group.add_argument(
+        "--read",
+        metavar="LIST",
+        help="how a trace file is read: format=, time_unit=s|ms|us|ns, hash_block_size=, failed_output_tokens=, "
+        "default_output_tokens=, drop_empty=true, tokenizer=, first_turn_only=true",
+    )
     if profile:
         group.add_argument(
             "--profile",
@@ -272,7 +297,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     """What every verb takes. Called by the dispatcher, not by verbs."""
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="one JSON document on standard output, nothing else there")
-    group.add_argument("--out", type=Path, metavar="DIR", help="write the results into this directory as well")
+    group.add_argument("--out", type=path, metavar="DIR", help="write the results into this directory as well")
     group.add_argument(
         "--seed", type=count_or_zero, default=0, metavar="N", help="seed of everything random (default: 0)"
     )

@@ -46,6 +46,17 @@ def to_json(value: Any) -> str:
     return json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def print_json(value: Any) -> None:
+    """Print one JSON document, with escapes where standard output cannot hold a character as it is."""
+    text = to_json(value)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        text = json.dumps(plain(value), indent=2, allow_nan=False) + "\n"
+    sys.stdout.write(text)
+
+
 def out_dir(args: argparse.Namespace) -> Path | None:
     """The directory of `--out`, made if it is not there, or None. Raises InputError when it cannot be one."""
     path: Path | None = args.out
@@ -66,7 +77,7 @@ def emit(args: argparse.Namespace, name: str, value: Any, show: Callable[[], Non
     if directory is not None:
         (directory / f"{name}.json").write_text(to_json(value), encoding="utf-8")
     if args.json:
-        sys.stdout.write(to_json(value))
+        print_json(value)
     else:
         show()
 
@@ -78,7 +89,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    lines_fit = "utf" in (getattr(sys.stdout, "encoding", None) or "utf-8").lower()
+    style = box.SIMPLE_HEAD if lines_fit else box.ASCII
+    drawn = Table(title=title or None, title_justify="left", box=style, pad_edge=False)
     for i, column in enumerate(columns):
         drawn.add_column(column, justify="right" if i in right else "left", overflow="fold")
     for row in rows:

@@ -9,18 +9,19 @@ example:
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 
 from slacktide.cli import options
-from slacktide.cli.output import to_json
+from slacktide.cli.output import print_json
 from slacktide.errors import InputError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.add_argument(
-        "result", type=Path, metavar="FILE|DIR", help="summary.json, compare.json, a directory, or vllm bench JSON"
+        "result",
+        type=options.path,
+        metavar="FILE|DIR",
+        help="summary.json, compare.json, a directory, or vllm bench JSON",
     )
     options.add_targets(parser)
 
@@ -38,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         assert directory is not None
         write_json(directory / "report.json", {"runs": records})
     if args.json:
-        sys.stdout.write(to_json({"runs": records}))
+        print_json({"runs": records})
         return 0
     from slacktide.report.tables import print_comparison
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -16,6 +17,12 @@ if TYPE_CHECKING:
     from slacktide.core.spec import PolicySpec
     from slacktide.metrics.log import RunLog
     from slacktide.search.scenario import Scenario
+
+
+COMPARE = "compare.json"
+
+MAX_NAME = 120
+"""Characters of a directory's name that come from a label: with ours in it, below the 255 bytes of file systems."""
 
 
 def add_scenario(parser: argparse.ArgumentParser, *, rates: bool = True) -> None:
@@ -36,12 +43,14 @@ def add_scenario(parser: argparse.ArgumentParser, *, rates: bool = True) -> None
     )
     group.add_argument(
         "--interference",
-        type=options.positive,
+        type=options.factor,
         metavar="F",
         help="factor on the decode attention of mixed steps, where a profile has no measured one",
     )
     group.add_argument(
-        "--interconnect", metavar="LINK", help="link between GPUs, where a profile knows several: nvlink, pcie, pcie-host"
+        "--interconnect",
+        metavar="LINK",
+        help="link between GPUs, where a profile knows several: nvlink, pcie, pcie-host",
     )
     options.add_targets(parser)
     options.add_engine(parser)
@@ -68,6 +77,7 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
         oversized=args.oversized,
         interference=args.interference,
         interconnect=args.interconnect,
+        read=args.read,
     )
 
 
@@ -78,15 +88,18 @@ def run_all(
 
     `subdirectories`: each run into a directory of its label below `--out`, else straight into it.
     """
-    from slacktide.report.files import write_run
+    from slacktide.report.files import detailed_arrays, write_run
     from slacktide.search.scenario import prepare, run_policy
 
     directory = writable(args)
     scenario = scenario_of(args)
     setups = [prepare(scenario, spec.engine) for spec in specs]  # all input errors before the first run
+    if directory is not None and subdirectories:
+        (directory / COMPARE).unlink(missing_ok=True)  # until the new one is written this is no comparison
+    places = directories([spec.label for spec in specs])
     runs = []
     with progress(args, sum(len(setup.workload) for setup in setups), "simulating") as advance:
-        for setup, spec in zip(setups, specs, strict=True):
+        for setup, spec, place in zip(setups, specs, places, strict=True):
             done = 0
 
             def report(ended: int, _: float) -> None:
@@ -95,9 +108,10 @@ def run_all(
                 done = ended
 
             record, log = run_policy(setup, spec, progress=report)
+            if args.save_detailed:
+                record = record | detailed_arrays(log)
             if directory is not None:
-                target = directory / slug(spec.label) if subdirectories else directory
-                write_run(target, record, log, save_detailed=args.save_detailed)
+                write_run(directory / place if subdirectories else directory, record, log)
             runs.append((record, log))
     return runs
 
@@ -110,9 +124,27 @@ def writable(args: argparse.Namespace) -> Path | None:
     return directory
 
 
+def directories(labels: list[str]) -> list[str]:
+    """A name of a directory for each label, all different, also where file systems do not tell cases apart."""
+    names: list[str] = []
+    for label in labels:
+        name = slug(label)
+        taken = {other.casefold() for other in names}
+        names.append(name if name.casefold() not in taken else f"{name}-{_digest(label)}")
+    return names
+
+
 def slug(label: str) -> str:
-    """A label as the name of a directory: letters, digits, dot, dash, equals sign and underscore stay."""
-    return re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
+    """A label as the name of a directory: letters, digits, dot, dash, equals sign and underscore stay.
+
+    A long one is cut, and a digest of the label takes the place of the rest.
+    """
+    name = re.sub(r"[^A-Za-z0-9.=_-]+", "_", label)
+    return name if len(name) <= MAX_NAME else f"{name[:MAX_NAME]}-{_digest(label)}"
+
+
+def _digest(label: str) -> str:
+    return hashlib.sha256(label.encode()).hexdigest()[:8]
 
 
 def print_notes(records: list[dict[str, Any]]) -> None:

@@ -10,10 +10,9 @@ example:
 from __future__ import annotations
 
 import argparse
-import sys
 
 from slacktide.cli import options
-from slacktide.cli.output import to_json
+from slacktide.cli.output import print_json
 from slacktide.cli.scenario import add_scenario, print_notes, run_all
 from slacktide.errors import InputError
 
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         )
     record, _ = run_all(args, specs, subdirectories=False)[0]
     if args.json:
-        sys.stdout.write(to_json(record))
+        print_json(record)
         return 0
     from slacktide.report.tables import print_comparison
 

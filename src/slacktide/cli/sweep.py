@@ -19,13 +19,12 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
 from slacktide.cli import options
 from slacktide.cli.goodput import add_jobs, jobs, say
-from slacktide.cli.output import plain, progress, table, to_json
+from slacktide.cli.output import plain, print_json, progress, table
 from slacktide.cli.scenario import add_scenario, print_notes, scenario_of, writable
 from slacktide.errors import InputError
 
@@ -61,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if len(failed) == len(records):
         raise InputError(f"all {len(records)} runs failed; {failed[0]['label']}: {failed[0]['error']}")
     if args.json:
-        sys.stdout.write(to_json({"runs": records}))
+        print_json({"runs": records})
     else:
         _show(records)
         if directory is not None:

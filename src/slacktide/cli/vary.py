@@ -56,7 +56,7 @@ LOAD: dict[str, Reader] = {
     "trace": _word,
     "profile": _word,
     "oversized": _one_of("error", "drop", "reject"),
-    "interference": options.positive,
+    "interference": options.factor,
     "interconnect": _word,
 }
 """Fields of a scenario by name (dashes or underscores), with their readers."""

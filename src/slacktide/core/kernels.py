@@ -31,7 +31,10 @@ def compiled(function: F) -> F:
     The plain function stays reachable as `.py_func`, the oracle of the tests. No fast-math: results must not depend
     on how the compiler groups a sum.
     """
-    return numba.njit(cache=True, nogil=True, fastmath=False)(function)  # type: ignore[no-any-return]
+    try:
+        return numba.njit(cache=True, nogil=True, fastmath=False)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # no directory can be written (a read-only install without a home): compiled in each process
+        return numba.njit(nogil=True, fastmath=False)(function)  # type: ignore[no-any-return]
 
 
 @compiled

@@ -25,6 +25,9 @@ from slacktide.metrics.summary import summarize
 
 DETAIL = "(write the file with --save-result --save-detailed)"
 
+DURATION_SLACK = 0.01
+"""Share by which a request may end after the run: the clocks are read one after the other."""
+
 MAX_TOKENS = 1e9
 """Longest prompt or output believed: a hundred times the largest context window any model offers."""
 
@@ -71,14 +74,27 @@ def bench_summary(result: dict[str, Any] | str | os.PathLike[str], slo: SLO | No
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in a file. Raises InputError naming the file and, for broken JSON, the place."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise InputError(f"{path}: {twice!r} stands twice in one object; keep one")
+        return found
+
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8-sig"), object_pairs_hook=once)
+    except InputError:
+        raise
     except OSError as error:
         raise InputError(f"{path}: cannot read it: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not a JSON text (byte {error.start} is no UTF-8)") from error
     except json.JSONDecodeError as error:
         raise InputError(f"{path}: not JSON: {error.msg} in line {error.lineno}, column {error.colno}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, or nesting without end
+        raise InputError(f"{path}: JSON that cannot be read ({type(error).__name__})") from error
     if not isinstance(data, dict):
         raise InputError(f"{path}: expected a JSON object, found {type(data).__name__}")
     return data
@@ -216,6 +232,11 @@ class _Reader:
             duration = float(self._numbers("duration", [self.data["duration"]])[0])
             if duration <= 0:
                 raise self._bad(f"duration: expected a positive number of seconds, found {duration}")
+            last = float(end.max(initial=0.0))
+            if last > duration * (1 + DURATION_SLACK):
+                self.notes.append(
+                    f"the file's duration is {duration:g} s, yet its requests end after {last:g} s: rates are too high"
+                )
             return duration
         self.notes.append("no duration in the file: taken from the first start to the last end")
         return float(end.max(initial=0.0))

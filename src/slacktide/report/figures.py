@@ -29,6 +29,12 @@ DASHES = ("-", "--", "-.", ":")
 MAX_RUNS = 16
 """More lines than this in one panel cannot be told apart."""
 
+NAME_LENGTH = 60
+"""Characters of a label in a figure: longer ones would leave the panels no room."""
+
+LEGEND_WIDTH = 140
+"""Characters that a line of the legend holds at its size, 11 inches wide."""
+
 _POINTS = 1000  # of a curve: more than the pixels of a panel
 _STRETCHES = 100  # stretches of time: more of them, and a busy panel of several runs is noise
 _INK, _GREY = "#222222", "#777777"
@@ -65,7 +71,7 @@ def _draw(runs: Sequence[tuple[Record, RunLog]]) -> Any:
         raise InputError(f"figures need matplotlib ({error}): pip install 'slacktide[report]'") from error
 
     logs = [log for _, log in runs]
-    names = [f"{r.get('label') or r.get('policy')}{' (oracle)' if r.get('oracle') else ''}" for r, _ in runs]
+    names = _short([f"{r.get('label') or r.get('policy')}{' (oracle)' if r.get('oracle') else ''}" for r, _ in runs])
     rows = 0.28 * len(runs)  # inches that the names below the panels take
     figure = Figure(figsize=(11, 7.2 + rows), layout="constrained")
     FigureCanvasAgg(figure)
@@ -83,8 +89,18 @@ def _draw(runs: Sequence[tuple[Record, RunLog]]) -> Any:
     _bars(met, runs, names, styles)
     _in_system(busy, logs, styles)
     handles = [busy.plot([], [], **style, linewidth=2.2)[0] for style in styles]
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, fontsize=9)
+    columns = max(1, min(4, len(names), LEGEND_WIDTH // max(map(len, names))))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     return figure
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """Names that leave the panels room: the middle of a long one is cut, and its number tells it from its like."""
+    ends = NAME_LENGTH // 2
+    return [
+        name if len(name) <= NAME_LENGTH else f"{i + 1}: {name[:ends]} ... {name[-ends:]}"
+        for i, name in enumerate(names)
+    ]
 
 
 def _title(runs: Sequence[tuple[Record, RunLog]]) -> str:

@@ -209,7 +209,8 @@ def _write_requests(path: Path, log: RunLog, verdict: slo.Verdicts) -> None:
     # Steps of one request rise by about 1: as differences they take about a bit each.
     packed = {"token_step.list.element": "DELTA_BINARY_PACKED"} if tokens == "token_step" else None
     dictionary = [*_CODES, "end_reason"]
-    pq.write_table(table, path, compression="zstd", use_dictionary=dictionary, column_encoding=packed)
+    with path.open("wb") as file:  # a path alone, such as s3:x, may pass for the address of a remote store
+        pq.write_table(table, file, compression="zstd", use_dictionary=dictionary, column_encoding=packed)
 
 
 def _write_steps(path: Path, log: RunLog) -> None:
@@ -219,7 +220,8 @@ def _write_steps(path: Path, log: RunLog) -> None:
     columns: dict[str, Any] = {name: pa.array(getattr(log, name)) for name in STEP_COLUMNS}
     if log.shape is not None:
         columns["shape"] = pa.FixedSizeListArray.from_arrays(pa.array(log.shape.ravel()), log.shape.shape[1])
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    with path.open("wb") as file:
+        pq.write_table(pa.table(columns), file, compression="zstd")
 
 
 def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:
@@ -231,6 +233,9 @@ def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:
         log = _log_of(requests, steps, record.get("summary") or {})
     except (KeyError, ValueError, TypeError) as error:
         raise InputError(f"{folder / REQUESTS}: not a run of slacktide's, or damaged ({error})") from error
+    stated = (record.get("summary") or {}).get("num_requests", log.n)
+    if stated != log.n:
+        raise InputError(f"{folder / REQUESTS}: {log.n} requests, {SUMMARY} has {stated}; the files are of two runs")
     return record, log
 
 
@@ -239,7 +244,8 @@ def _read_table(path: Path) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(path)
+        with path.open("rb") as file:
+            return pq.read_table(file)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file; a run's directory holds {REQUESTS}, {STEPS}, {SUMMARY}") from error
     except (OSError, pa.ArrowException) as error:

@@ -27,8 +27,8 @@ def load_results(
 ) -> list[Record]:
     """Records of the results at `path`: a file, or a directory that holds a run, a comparison or several of either.
 
-    With `slo` every run is judged anew by it, in `mode`; that needs per-request figures. Raises InputError for what
-    is no result, or cannot be judged.
+    With `slo`, or another `mode` or `tolerated_late_share` than the usual one, every run is judged anew; that needs
+    per-request figures. Raises InputError for what is no result, or cannot be judged.
     """
     return [record for record, _ in load_runs(path, slo, mode=mode, tolerated_late_share=tolerated_late_share)]
 
@@ -39,16 +39,16 @@ def load_runs(
     """As `load_results`, each record with the run itself where the files hold it (figures need it)."""
     judged: list[tuple[Record, RunLog | None]] = []
     for record, log in _load_any(Path(path)):
-        if slo is None:
+        if slo is None and mode == "deadline" and tolerated_late_share == 0.0:
             judged.append((record, log))
             continue
         if log is None:
             label = record.get("label")
             raise InputError(
-                f"{path}: run {label!r} has no per-request figures to judge by an SLO: give the directory that --out "
+                f"{path}: run {label!r} has no per-request figures to judge anew: give the directory that --out "
                 "wrote, or a file written with --save-detailed"
             )
-        again = with_slo(log, slo)
+        again = log if slo is None else with_slo(log, slo)
         summary = summarize(again, mode=mode, tolerated_late_share=tolerated_late_share)
         extra = {key: value for key, value in record["summary"].items() if key not in summary}
         judged.append((record | {"summary": summary | extra}, again))
@@ -92,14 +92,24 @@ def _load_file(path: Path) -> list[tuple[Record, RunLog | None]]:
         return [_from_record(run, f"{path}: runs[{i}]") for i, run in enumerate(data["runs"])]
     if "summary" in data:
         return [_from_record(data, path)]
-    if "completed" in data and "duration" in data:
+    if ("completed" in data and "duration" in data) or all(name in data for name in _ARRAYS):
         return [_from_bench(data, path)]
     raise InputError(f"{path}: no known kind of result; expected {_KINDS}")
 
 
 def _checked(record: Any, where: object) -> Record:
     if not isinstance(record, dict) or not isinstance(record.get("summary"), dict):
+        if isinstance(record, dict) and "evaluations" in record:
+            raise InputError(f"{where}: found by 'slacktide goodput': rates, no run to tabulate; simulate one of them")
         raise InputError(f"{where}: expected a record with a `summary`, found {str(record)[:40]}")
+    for key, value in record["summary"].items():
+        text = key in ("slo_mode", "notes")
+        good = isinstance(value, (str, list, dict)) if text else not isinstance(value, (str, list))
+        if value is not None and not good:
+            raise InputError(f"{where}: {key} is {str(value)[:40]!r}, expected {'text' if text else 'a number'}")
+    notes = [record.get("notes"), record["summary"].get("notes")]
+    if any(note is not None and not isinstance(note, list) for note in notes):
+        raise InputError(f"{where}: notes: expected a list of texts")
     name = record.get("label") or record.get("policy")
     return record if record.get("label") else record | {"label": name or "run"}
 

@@ -15,7 +15,6 @@ import json
 import math
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections import deque
@@ -30,7 +29,7 @@ from typing import Any, TypeVar
 from slacktide import __version__
 from slacktide.core.spec import PolicySpec
 from slacktide.errors import InputError
-from slacktide.search.scenario import Scenario
+from slacktide.search.scenario import Scenario, files_named
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -93,7 +92,8 @@ def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
         executor.shutdown(wait=False, cancel_futures=True)
         for child in set(multiprocessing.active_children()) - before:
             child.terminate()
-        if isinstance(error, BrokenProcessPool):
+        # A broken pipe here leads to a process that ended as it was started; nothing else is written to in the block.
+        if isinstance(error, (BrokenProcessPool, BrokenPipeError)):
             raise InputError(
                 "a worker process was killed (out of memory?): use fewer processes (--jobs) or fewer requests"
             ) from error
@@ -212,15 +212,10 @@ def key_of(scenario: Scenario, spec: PolicySpec, **more: Any) -> str:
         "code": _code(),
         "policy": [spec.name, spec.parameters, spec.engine, _source(spec.cls)],  # its defaults stand in the code
         "scenario": named,
-        "files": [_content(part) for text in (scenario.trace, scenario.profile) for part in _paths(text)],
+        "files": [_content(part) for text in (scenario.trace, scenario.profile) for part in files_named(text)],
         "more": more,
     }
     return hashlib.sha256(json.dumps(decides, sort_keys=True, default=str).encode()).hexdigest()[:32]
-
-
-def _paths(text: str) -> list[str]:
-    """Files that the name of a trace or profile mentions: it is one, or holds some (`mix:a.csv*2+b.csv`)."""
-    return [part for part in dict.fromkeys([text, *re.split(r"[:,=+*?]", text)]) if part and Path(part).is_file()]
 
 
 @lru_cache(maxsize=64)

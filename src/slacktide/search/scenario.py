@@ -6,9 +6,12 @@ All verbs that simulate go through `prepare` and `run_policy`, so that a number 
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +26,7 @@ from slacktide.metrics.log import RunLog
 from slacktide.metrics.summary import summarize
 from slacktide.profiling.profiles import Profile, default_belief, load_profile
 from slacktide.sim.engine import EngineConfig, never_fits, simulate
-from slacktide.workload.arrivals import Arrival, parse_arrival
-from slacktide.workload.load import load_workload
+from slacktide.workload.load import load_workload, parse_read_options
 from slacktide.workload.requests import Workload
 
 OVERSIZED = ("error", "drop", "reject")
@@ -41,7 +43,7 @@ class Scenario:
     `engine` holds the settings that were given (names as in `EngineConfig`, plus gpu_memory_utilization,
     num_gpu_blocks_override, long_prefill_token_threshold); the profile has the rest. `oversized`: see OVERSIZED.
     `interference`, `interconnect`: see `load_profile`. `rotate`: start a trace with its own times at this share of
-    its span and wrap around, for a second realisation of the same traffic.
+    its span and wrap around, for a second realisation of the same traffic. `read`: see `parse_read_options`.
     """
 
     trace: str
@@ -61,6 +63,7 @@ class Scenario:
     interference: float | None = None
     interconnect: str | None = None
     rotate: float = 0.0
+    read: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +77,36 @@ class Setup:
     belief: LatencyModel
 
 
+def files_named(text: str) -> list[str]:
+    """Files that the name of a trace or profile mentions: it is one, or holds some (`mix:a.csv*2+b.csv`)."""
+    return [part for part in dict.fromkeys([text, *re.split(r"[:,=+*?]", text)]) if part and os.path.isfile(part)]  # noqa: PTH113 - never raises
+
+
+def file_versions(text: str) -> tuple[tuple[str, int, int], ...]:
+    """What tells a file that was changed from the one read before, for each that `text` names."""
+    stats = ((path, Path(path).stat()) for path in files_named(text))
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+
+
 @lru_cache(maxsize=16)
-def _profile(name: str, settings: tuple[tuple[str, Any], ...]) -> Profile:
+def _profile(name: str, settings: tuple[tuple[str, Any], ...], version: tuple[Any, ...]) -> Profile:
+    del version  # of the file, where it is one
     return load_profile(name, **dict(settings))
 
 
 @lru_cache(maxsize=16)
-def _belief(name: str, settings: tuple[tuple[str, Any], ...]) -> LatencyModel:
-    return default_belief(_profile(name, settings))
+def _belief(name: str, settings: tuple[tuple[str, Any], ...], version: tuple[Any, ...]) -> LatencyModel:
+    return default_belief(_profile(name, settings, version))
 
 
-def _arrival(scenario: Scenario) -> Arrival:
-    """The arrival process, with --burstiness read as vllm bench does: gamma arrivals of that shape."""
+def arrival_text(scenario: Scenario) -> str:
+    """The arrival process in words, with --burstiness read as vllm bench does: gamma arrivals of that shape."""
     text = scenario.arrival
     if scenario.burstiness is not None:
-        if text not in (None, "gamma", "poisson"):
+        if text not in (None, "trace", "gamma", "poisson"):
             raise InputError(f"--burstiness goes with gamma arrivals, not with --arrival {text}")
         text = f"gamma:burstiness={scenario.burstiness:g}"
-    return parse_arrival(text or "trace")
+    return text or "trace"
 
 
 _workloads: dict[tuple[Any, ...], Workload] = {}
@@ -101,11 +116,12 @@ _MAX_WORKLOADS = 4  # the policies of a comparison share one; a search alternate
 def _workload(scenario: Scenario, engine_key: tuple[Any, ...], isolated: Callable[[int], float]) -> Workload:
     """The scenario's workload; `engine_key` tells engines apart on which `isolated` prefill times differ."""
     fields = (getattr(scenario, name) for name in Scenario.__dataclass_fields__ if name != "engine")
-    key = (*fields, *engine_key)
+    key = (*fields, *engine_key, *file_versions(scenario.trace))
     if key not in _workloads:
         workload = load_workload(
-            scenario.trace, rate=scenario.rate, arrival=_arrival(scenario), num_prompts=scenario.num_prompts,
+            scenario.trace, rate=scenario.rate, arrival=arrival_text(scenario), num_prompts=scenario.num_prompts,
             seed=scenario.seed, slo=scenario.slo, max_tokens=scenario.max_tokens, isolated_prefill=isolated,
+            options=None if scenario.read is None else parse_read_options(scenario.read),
         )  # fmt: skip
         while len(_workloads) >= _MAX_WORKLOADS:
             del _workloads[next(iter(_workloads))]
@@ -173,7 +189,8 @@ def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setu
         if getattr(scenario, name) is not None:
             settings[name] = getattr(scenario, name)
     key = tuple(sorted(settings.items()))
-    profile = _profile(scenario.profile, key)
+    version = file_versions(scenario.profile)
+    profile = _profile(scenario.profile, key, version)
     config = EngineConfig(
         max_num_batched_tokens=given.get("max_num_batched_tokens", profile.max_num_batched_tokens),
         max_num_seqs=given.get("max_num_seqs", profile.max_num_seqs),
@@ -185,9 +202,20 @@ def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setu
         pipeline_depth=given.get("pipeline_depth", 1),
     )
     isolated = isolated_prefill(profile.latency, config.max_num_batched_tokens)
-    workload = _workload(scenario, (key, config.max_num_batched_tokens), isolated)
+    workload = _workload(scenario, (key, version, config.max_num_batched_tokens), isolated)
     workload = _fitting(workload, config, scenario)
-    return Setup(scenario, workload, profile, config, _belief(scenario.profile, key))
+    _check_hash_blocks(workload, config)
+    return Setup(scenario, workload, profile, config, _belief(scenario.profile, key, version))
+
+
+def _check_hash_blocks(workload: Workload, config: EngineConfig) -> None:
+    """The trace tells of shared prefixes in its own blocks only: the engine's must divide them."""
+    size = workload.hash_block_size
+    if config.enable_prefix_caching and workload.hash_ids is not None and size % config.block_size:
+        raise InputError(
+            f"{workload.name}: its hash ids stand for {size} tokens each, which KV blocks of {config.block_size} do not"
+            f" divide; use --block-size 16 (or another divisor of {size}), or --no-enable-prefix-caching"
+        )
 
 
 def _fitting(workload: Workload, config: EngineConfig, scenario: Scenario) -> Workload:
@@ -257,7 +285,7 @@ def run_policy(
         "trace": workload.name,
         "num_prompts": len(workload),
         "rate": None if workload.closed is not None or not math.isfinite(workload.rate) else workload.rate,
-        "arrival": scenario.arrival or "trace",
+        "arrival": arrival_text(scenario),
         "slo": scenario.slo,
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
         "notes": list(workload.notes),

@@ -10,6 +10,9 @@ from slacktide.core.types import IntArray
 from slacktide.errors import InputError
 from slacktide.workload.requests import Workload
 
+MAX_NUM_BLOCKS = 50_000_000
+"""More KV blocks than any machine holds: 8 GPUs of 288 GB, at 1 token a block and 70 kB a token, have 33 million."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -32,6 +35,8 @@ class EngineConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs", "num_blocks", "block_size", "max_model_len"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name}={getattr(self, name)}: expected at least 1")
+        if self.num_blocks > MAX_NUM_BLOCKS:
+            raise InputError(f"num_blocks={self.num_blocks}: expected at most {MAX_NUM_BLOCKS:,} KV blocks")
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark={self.watermark}: expected a share from 0 to below 1")
         if self.pipeline_depth not in (1, 2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from slacktide.workload.arrivals import Arrival, arrival_times, parse_arrival
 from slacktide.workload.formats.base import Labels, ReadOptions, Trace
 from slacktide.workload.requests import DEFAULT_LABELS, MAX_REQUEST_TOKENS, Workload
 from slacktide.workload.slos import IsolatedPrefill, SLOs, parse_slos, slo_columns
+from slacktide.workload.specs import check_keys, parse_whole, split_spec
 from slacktide.workload.synthetic import check_count, draw, generate, is_generated
 
 
@@ -52,6 +53,24 @@ def load_workload(
     times = np.asarray(table.arrival_time) if timed else arrival_times(process, len(table), rate, seed)
     workload = _assemble(table, times, process, slos, max_tokens, isolated_prefill, notes)
     return workload.scaled_to(rate) if timed and rate is not None else workload
+
+
+def parse_read_options(text: str) -> ReadOptions:
+    """`time_unit=us,hash_block_size=64,...` -> ReadOptions; a switch is `drop_empty=true`. Raises InputError."""
+    _, given = split_spec(f"read:{text}", "--read")
+    kinds = {field.name: str(field.type) for field in fields(ReadOptions)}
+    check_keys(given, kinds, "--read")
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if kinds[name].startswith("int"):
+            values[name] = parse_whole(value, f"--read {name}", 1, MAX_REQUEST_TOKENS)
+        elif kinds[name] == "bool":
+            if value.lower() not in ("true", "false"):
+                raise InputError(f"--read {name}={value}: expected true or false")
+            values[name] = value.lower() == "true"
+        else:
+            values[name] = value
+    return ReadOptions(**values)
 
 
 def load_trace(trace: str, n: int | None = None, seed: int = 0, options: ReadOptions | None = None) -> Trace:

@@ -17,7 +17,7 @@ ASCII_CHARACTERS_PER_TOKEN = 4
 
 ESTIMATE = (
     "estimated: one token for every 4 ASCII characters and one for every other character, at least 1"
-    " (name a tokenizer for exact ones)"
+    " (--read tokenizer=NAME gives exact ones)"
 )
 
 

@@ -35,6 +35,8 @@ def read_trace(name: str | Path, options: ReadOptions | None = None) -> Trace:
 def read_bytes(path: str | Path) -> bytes:
     """A file's bytes, unpacked when it is gzip. Raises InputError, with near names when there is no such file."""
     file = Path(path)
+    if not str(path).strip():
+        raise InputError("no trace named: expected a packaged name ('slacktide traces') or a file")
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -46,6 +48,6 @@ def read_bytes(path: str | Path) -> bytes:
             data = gzip.decompress(data)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{path}: broken gzip file ({error}); fetch it again") from None
-    if not data.strip():
+    if not data.removeprefix(b"\xef\xbb\xbf").strip():
         raise InputError(f"{path}: the file is empty")
     return data

@@ -14,15 +14,16 @@ import numpy as np
 
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.errors import InputError
-from slacktide.workload.formats.base import ReadOptions, Trace, check_seconds, drop_rows, sort_by_time
+from slacktide.workload.formats.base import ReadOptions, Trace, drop_rows, first_bad, shown, sort_by_time
 from slacktide.workload.formats.columns import Columns
 from slacktide.workload.formats.own import read_lengths
+from slacktide.workload.requests import MAX_SECONDS
 
 REQUIRED = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 STAMP = (
     r"^\s*(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2})[ T](?P<clock>[0-9]{2}:[0-9]{2}:[0-9]{2})"
-    r"(?:[.,](?P<fraction>[0-9]{1,9}))?[ ]?(?P<zone>Z|[+-][0-9]{2}:?[0-9]{2})?\s*$"
+    r"(?:[.,](?P<fraction>[0-9]{1,9}))?[ ]?(?P<zone>[Zz]|UTC|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)?\s*$"
 )
 EXAMPLE = "2024-05-12 10:00:00.250000+00:00"
 
@@ -53,7 +54,7 @@ def _seconds(columns: Columns) -> FloatArray:
     if parts.null_count:
         row = int(np.argmin(parts.is_valid().to_numpy(zero_copy_only=False)))
         raise InputError(
-            f"{columns.locate(row)}: TIMESTAMP is {column[row].as_py()!r}, expected a time such as {EXAMPLE}"
+            f"{columns.locate(row)}: TIMESTAMP is {shown(column[row].as_py())}, expected a time such as {EXAMPLE}"
         )
     texts = pc.binary_join_element_wise(parts.field("day"), parts.field("clock"), " ")
     try:
@@ -62,7 +63,14 @@ def _seconds(columns: Columns) -> FloatArray:
         raise _impossible_date(columns, texts.to_pylist()) from None
     fraction = pc.utf8_rpad(parts.field("fraction"), 9, "0").cast(pa.int64()).to_numpy(zero_copy_only=False)
     micros = whole * 1_000_000 + (fraction + 500) // 1000 - _offsets(columns, parts.field("zone"))
-    return check_seconds((micros - micros.min()) / 1e6, "TIMESTAMP", columns.locate)
+    seconds = np.asarray((micros - micros.min()) / 1e6, dtype=np.float64)
+    far = first_bad(seconds <= MAX_SECONDS)
+    if far is not None:
+        raise InputError(
+            f"{columns.locate(far)}: TIMESTAMP is {column[far].as_py()!r}, {seconds[far]:.3g} s after the earliest"
+            f" ({column[int(np.argmin(micros))].as_py()!r}), expected at most {MAX_SECONDS:g} s; correct the wrong one"
+        )
+    return seconds
 
 
 def _offsets(columns: Columns, zones: Any) -> IntArray:
@@ -78,8 +86,8 @@ def _offsets(columns: Columns, zones: Any) -> IntArray:
         )
     minutes = []
     for code, text in enumerate(texts):
-        digits = text.replace(":", "").removeprefix("Z")
-        hour, minute = (int(digits[1:3]), int(digits[3:5])) if digits else (0, 0)
+        digits = "" if text in ("Z", "z", "UTC", "GMT") else text.replace(":", "")
+        hour, minute = (int(digits[1:3]), int(digits[3:5] or 0)) if digits else (0, 0)
         if hour > 23 or minute > 59:
             row = int(np.argmax(codes == code))
             raise InputError(f"{columns.locate(row)}: TIMESTAMP has the impossible zone {text}")

@@ -18,6 +18,9 @@ Labels = tuple[IntArray, tuple[str, ...]]
 Locate = Callable[[int], str]
 """Number of a row (from 0) -> how the file's user finds it, such as `trace.csv: line 3`."""
 
+MAX_SHOWN = 80
+"""Characters of a file's text that an error message repeats: enough to find it, and the hint after it stays in view."""
+
 DEFAULT_BLOCK_SIZE = 512
 """Tokens behind one hash id in the Mooncake traces."""
 
@@ -115,6 +118,11 @@ def encode_labels(texts: Iterable[str | None]) -> Labels:
     table: dict[str, int] = {}
     codes = [table.setdefault(text, len(table)) if text else -1 for text in texts]
     return np.array(codes, dtype=np.int64), tuple(table)
+
+
+def shown(text: str) -> str:
+    """A cell or name from a file as an error message quotes it: on one line, and cut when it is long."""
+    return repr(text) if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]!r}... ({len(text):,} characters)"
 
 
 def first_bad(good: BoolArray) -> int | None:
@@ -233,7 +241,7 @@ def check_hash_counts(trace: Trace, locate: Locate) -> Trace:
     if row is not None:
         raise InputError(
             f"{locate(row)}: {counts[row]} hash ids for {trace.num_prompt_tokens[row]} prompt tokens, expected"
-            f" at most {blocks[row]} of {size} tokens each; give the right hash block size"
+            f" at most {blocks[row]} of {size} tokens each; if that size is wrong, say --read hash_block_size=N"
         )
     short = int(((counts > 0) & (counts < trace.num_prompt_tokens // size)).sum())
     if not short:

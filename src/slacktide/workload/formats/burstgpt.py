@@ -8,7 +8,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from slacktide.workload.formats.base import ReadOptions, Trace, check_seconds, check_tokens, drop_rows, sort_by_time
+from slacktide.errors import InputError
+from slacktide.workload.formats.base import (
+    ReadOptions,
+    Trace,
+    check_seconds,
+    check_tokens,
+    drop_rows,
+    first_bad,
+    sort_by_time,
+)
 from slacktide.workload.formats.columns import Columns
 
 REQUIRED = ("Timestamp", "Request tokens", "Response tokens")
@@ -19,7 +28,12 @@ def read_burstgpt(columns: Columns, options: ReadOptions) -> Trace:
     """BurstGPT CSV -> Trace with times from the first request on. Raises InputError naming line and column."""
     prompts = check_tokens(columns.numbers("Request tokens"), "Request tokens", columns.locate, lowest=0)
     outputs = check_tokens(columns.numbers("Response tokens"), "Response tokens", columns.locate, lowest=0)
-    arrival = check_seconds(columns.numbers("Timestamp"), "Timestamp", columns.locate)
+    stamps = columns.numbers("Timestamp")
+    row = first_bad(np.isfinite(stamps) & (stamps >= 0))
+    if row is not None:
+        raise InputError(f"{columns.locate(row)}: Timestamp is {stamps[row]:g}, expected seconds from 0 on")
+    # From the first row on: epoch seconds are fine.
+    arrival = check_seconds(stamps - stamps.min(), "Timestamp", columns.locate)
     session = columns.labels("Session ID") if "Session ID" in columns else None
     failed = outputs == 0
     kept = options.failed_output_tokens

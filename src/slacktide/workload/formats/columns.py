@@ -12,7 +12,7 @@ import numpy as np
 
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.errors import InputError
-from slacktide.workload.formats.base import Labels
+from slacktide.workload.formats.base import Labels, shown
 from slacktide.workload.specs import suggest
 
 NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
@@ -43,7 +43,11 @@ class Columns:
         return name in self.names
 
     def rename(self, names: list[str]) -> None:
-        """Give the columns other names, in the file's order."""
+        """Give the columns other names, in the file's order. Raises InputError when two become the same."""
+        repeated = next((name for name in names if names.count(name) > 1), None)
+        if repeated is not None:
+            same = " and ".join(shown(old) for old, new in zip(self.names, names, strict=True) if new == repeated)
+            raise InputError(f"{self.path}: columns {same} mean the same; keep one")
         self.table = self.table.rename_columns(names)
 
     def locate(self, row: int) -> str:
@@ -60,12 +64,14 @@ class Columns:
         return f"{self.path}: row {row + 1}"
 
     def require(self, names: Sequence[str]) -> None:
-        """Raise InputError for the first missing column, with the nearest name that the file has."""
+        """Raise InputError for the first missing column, with the nearest name that is no other needed column."""
         for name in names:
             if name not in self.names:
+                near = suggest(name, [other for other in self.names if other not in names])
+                where = self.path if self._text is None else f"{self.path}: line {self._first_line - 1}"
                 raise InputError(
-                    f'{self.path}: column "{name}" not found{suggest(name, self.names)};'
-                    f" the file has {', '.join(self.names)}"
+                    f'{where}: column "{name}" not found{near};'
+                    f" the file has {', '.join(self.names)[:200]}; {'rename' if near else 'add'} the column"
                 )
 
     def unused_note(self) -> tuple[str, ...]:
@@ -111,7 +117,7 @@ class Columns:
         if not pc.all(good, min_count=0).as_py():
             row = int(np.argmin(pc.fill_null(good, False).to_numpy()))
             found = trimmed[row].as_py()
-            what = f"{found!r}" if found else "empty"
+            what = shown(found) if found else "empty"
             raise InputError(f"{self.locate(row)}: {name} is {what}, expected a number")
         filled = pc.if_else(empty, pa.scalar(None, pa.string()), trimmed)
         try:
@@ -172,7 +178,7 @@ class Columns:
                 values.extend(np.array(ids, dtype=np.int64).tolist())  # raises OverflowError beyond 64 bits
             except (ValueError, OverflowError):
                 raise InputError(
-                    f"{self.locate(row)}: {name} is {cell!r}, expected whole numbers such as 1 2 3"
+                    f"{self.locate(row)}: {name} is {shown(cell)}, expected whole numbers such as 1 2 3"
                 ) from None
             offsets.append(len(values))
         return np.array(values, dtype=np.int64), np.array(offsets, dtype=np.int64)
@@ -188,7 +194,8 @@ def csv_columns(path: str, text: str) -> Columns:
     names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
-        raise InputError(f'{path}: line {first_line - 1}: two columns are called "{repeated}"')
+        called = f'are called "{repeated[:80]}"' if repeated else "have no name"
+        raise InputError(f"{path}: line {first_line - 1}: two columns {called}; keep one, or rename it")
     if not body.strip():
         empty = pa.table({name: pa.array([], pa.string()) for name in names})
         return Columns(path, empty, body, first_line, delimiter)
@@ -217,14 +224,18 @@ def split_header(text: str) -> tuple[str, str, int]:
 
 def _broken_row(path: str, body: str, first_line: int, delimiter: str, names: list[str], reason: str) -> InputError:
     """The error for a table that does not parse: the first line with another number of cells, if that is why."""
+    if len(names) == 1:
+        return InputError(f"{path}: line {first_line - 1} is {shown(names[0])}, expected a header with column names")
     reader = csv.reader(io.StringIO(body, newline=""), delimiter=delimiter)
     try:
         for cells in reader:
             if cells and len(cells) != len(names):
                 line = reader.line_num + first_line - 1
+                hint = (
+                    "the line may be cut off" if len(cells) < len(names) else f"a {delimiter!r} too many, or unquoted"
+                )
                 return InputError(
-                    f"{path}: line {line}: {len(cells)} cells, expected {len(names)} ({', '.join(names)});"
-                    " the line may be cut off"
+                    f"{path}: line {line}: {len(cells)} cells, expected {len(names)} ({', '.join(names)[:200]}); {hint}"
                 )
     except csv.Error as error:
         reason = str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -121,15 +122,20 @@ def _detect_json(path: str, data: bytes) -> str:
         return "sharegpt"
     body = data.lstrip()
     first_line = len(data[: len(data) - len(body)].splitlines()) + 1
-    line, _, rest = body.partition(b"\n")
+    line, *more = re.split(rb"[\r\n]+", body, maxsplit=1)
+    several = bool(more) and more[0].lstrip()[:1] == b"{"
+    spread = False
     try:
         first = decode(path, line, first_line)
     except InputError:
-        if rest.lstrip()[:1] == b"{":  # a second object: JSON lines whose first line is broken
+        if several:  # a second object: JSON lines whose first line is broken
             raise
-        first = decode(path, data)
+        first, spread = decode(path, data), True
     keys = {name.casefold() for name in first} if isinstance(first, dict) else set()
     scores = {name: sum(_likeness(key, keys) for key in needed) / len(needed) for name, (needed, _) in _JSON.items()}
+    totals = {"duration", "completed"} <= keys or {"input_lens", "output_lens"} <= keys
+    if (several or "timestamp" in keys) and not totals:
+        scores["vllm-bench"] = 0.0  # it is one object for the whole run
     best = max(scores, key=lambda name: scores[name])
     if {"duration", "completed"} <= keys:
         best = "vllm-bench"  # without --save-detailed it has none of the needed keys: its reader says so
@@ -139,6 +145,8 @@ def _detect_json(path: str, data: bytes) -> str:
         raise InputError(
             f"{path}: line {first_line}: no known trace format: fields {found}; expected those of one of {known}"
         )
-    if best == "vllm-bench" and rest.lstrip()[:1] == b"{":
+    if best == "vllm-bench" and several:
         raise InputError(f"{path}: holds several results; split the file into one for each run")
+    if best != "vllm-bench" and spread:
+        raise InputError(f"{path}: one object over several lines, expected one object a line (JSONL); try jq -c .")
     return best

@@ -34,7 +34,7 @@ from slacktide.workload.formats.base import (
     infer_block_size,
     sort_by_time,
 )
-from slacktide.workload.formats.jsontext import decode
+from slacktide.workload.formats.jsontext import decode, repeated_key
 from slacktide.workload.specs import misspelt, suggest
 from slacktide.workload.tokens import token_counter
 
@@ -43,6 +43,9 @@ TIMED_TRACE_BLOCK_SIZE = 16
 
 FAST_REQUESTS_PER_SECOND = 10_000.0
 """Mean rate from which milliseconds look mistaken for another unit: no single deployment sees it."""
+
+FIRST_DATE, LAST_DATE = 946_684_800.0, 4_102_444_800.0
+"""Epoch seconds of 2000 and 2100: no replay begins so long after its own zero unless its time stamps are dates."""
 
 Number = int | float | None
 
@@ -83,6 +86,7 @@ class _Lines:
             self.lines.append(number)
         if not self.records:
             raise InputError(f"{path}: no rows")
+        self._refuse_repeats(data, record.__struct_fields__)
         first = decode(path, data.splitlines()[self.lines[0] - 1], self.lines[0])
         extra = [name for name in first if name not in record.__struct_fields__]
         absent = [name for name in record.__struct_fields__ if name not in first and name not in needed]
@@ -93,6 +97,16 @@ class _Lines:
                 raise InputError(f'{where}: field "{name}" is not known, nearest is "{meant}"; rename or delete it')
         self.notes: tuple[str, ...] = (f"{path}: not used: field {', '.join(extra)}",) if extra else ()
         self.names: list[str] = list(first)
+        self._fields = set(record.__struct_fields__)
+
+    def _refuse_repeats(self, data: bytes, fields: tuple[str, ...]) -> None:
+        """A field that stands twice in a line has two values. Lines are looked at only if there are too many names."""
+        if all(data.count(b'"%s"' % name.encode()) <= len(self.records) for name in fields):
+            return
+        for number, line in enumerate(data.splitlines(), 1):
+            name = repeated_key(line)
+            if name is not None:
+                raise InputError(f"{self.path}: line {number}: field {name} stands there twice; keep one")
 
     def locate(self, row: int) -> str:
         return f"{self.path}: line {self.lines[row]}"
@@ -109,7 +123,7 @@ class _Lines:
         values = self.values(name)
         row = self.missing(values)
         if row is not None:
-            near = suggest(name, [n for n in self.names if n != name])
+            near = suggest(name, [n for n in self.names if n not in self._fields])
             raise InputError(f"{self.locate(row)}: field {name} missing{near}; add it or delete the line")
         return self._floats(name, values)
 
@@ -180,6 +194,8 @@ def _with_times(trace: Trace, lines: _Lines, unit: str | None, assumed: str) -> 
     if row is not None:
         raise InputError(f"{lines.locate(row)}: timestamp is {stamps[row]:g}, expected 0 or more")
     origin = float(stamps.min())
+    if unit is None:
+        _refuse_dates(lines, origin, assumed)
     seconds = check_seconds((stamps - origin) * TIME_UNITS[unit or assumed], "timestamp", lines.locate)
     notes = trace.notes
     if unit is None and assumed == "s":
@@ -187,9 +203,19 @@ def _with_times(trace: Trace, lines: _Lines, unit: str | None, assumed: str) -> 
     elif unit is None and len(trace) > 1 and len(trace) > FAST_REQUESTS_PER_SECOND * float(seconds.max()) > 0:
         notes += (
             f"{trace.name}: time stamps read as milliseconds give {len(trace) / seconds.max():.0f} requests/s;"
-            " if they are seconds, set the time unit to s",
+            " if they are seconds, set the time unit to s (--read time_unit=s)",
         )
     return replace(trace, arrival_time=seconds, notes=notes)
+
+
+def _refuse_dates(lines: _Lines, origin: float, assumed: str) -> None:
+    """Raise InputError for time stamps that are dates of this century in another unit than the assumed one."""
+    for unit, scale in TIME_UNITS.items():
+        if unit != assumed and FIRST_DATE <= origin * scale < LAST_DATE:
+            raise InputError(
+                f"{lines.path}: timestamp {origin:.17g} is a date in {unit}, and {assumed} are expected;"
+                f" say --read time_unit={unit}, or {assumed} if that is right"
+            )
 
 
 def _extend(trace: Trace, lines: _Lines) -> Trace:
@@ -243,7 +269,8 @@ def read_custom(
     missing = [i for i, value in enumerate(lengths) if value is None]
     if missing and options.default_output_tokens is None:
         raise InputError(
-            f"{lines.locate(missing[0])}: field output_tokens missing; add it, or set a default output length"
+            f"{lines.locate(missing[0])}: field output_tokens missing; add it, or set a default output"
+            " length (--read default_output_tokens=N)"
         )
     notes = lines.notes
     if missing:

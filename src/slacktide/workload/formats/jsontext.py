@@ -20,6 +20,21 @@ def decode(path: str, data: bytes, first_line: int = 1, of: Any = Any) -> Any:
         raise malformed(path, data, first_line, str(error)) from None
 
 
+def repeated_key(data: bytes) -> str | None:
+    """The first key that stands twice in one object of `data` (None if none, or no JSON)."""
+    found: list[str] = []
+
+    def watch(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        found.extend(name for i, name in enumerate(names) if name in names[:i])
+
+    try:
+        json.loads(data, object_pairs_hook=watch)
+    except (ValueError, RecursionError):
+        return None
+    return found[0] if found else None
+
+
 def malformed(path: str, data: bytes, first_line: int, reason: str) -> InputError:
     """The error for JSON that does not parse, with the position where Python's parser stops."""
     line, column = first_line, ""

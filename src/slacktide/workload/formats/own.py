@@ -47,6 +47,9 @@ BLOCK_SIZE_KEY = b"hash_block_size"
 LATEST_START = 1e8
 """Seconds; a first arrival after three years is a date (epoch seconds), not an idle server."""
 
+LATEST_DATE = 1e11
+"""Epoch seconds of the year 5138; a later start is a date in milliseconds, microseconds or nanoseconds."""
+
 MAX_PRIORITY = 2**31 - 1
 """vLLM's priority is a 32-bit number in practice; more would overflow sort keys."""
 
@@ -147,6 +150,11 @@ def _arrival(columns: Columns) -> tuple[FloatArray | None, tuple[str, ...]]:
         raise InputError(f"{columns.locate(row)}: arrival_s is {times[row]:g}, expected seconds from 0 on")
     start = float(times.min())
     notes: tuple[str, ...] = ()
+    if start > LATEST_DATE:
+        raise InputError(
+            f"{columns.path}: arrival_s begins at {start:.6g}: seconds expected, these look like milliseconds or finer;"
+            " divide the column"
+        )
     if start > LATEST_START:
         times, notes = times - start, (f"{columns.path}: times count from the first row, arrival_s {start:.6f}",)
     return check_seconds(times, "arrival_s", columns.locate), notes
