@@ -19,7 +19,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
-from slacktide.cli.output import progress, to_json
+from slacktide.cli.output import print_json, progress
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     if directory is not None:
         write_run(directory, detailed, log)
     if args.json:
-        sys.stdout.write(to_json(detailed))
+        print_json(detailed)
     else:
         _show(record)
         if directory is not None:
@@ -164,7 +164,7 @@ def _workload(args: argparse.Namespace) -> Workload:
 
     import numpy as np
 
-    from slacktide.workload.load import load_workload
+    from slacktide.workload.load import load_workload, parse_read_options
 
     workload = load_workload(
         args.trace,
@@ -174,6 +174,7 @@ def _workload(args: argparse.Namespace) -> Workload:
         seed=args.seed,
         slo=args.slo,
         max_tokens="exact",
+        options=None if args.read is None else parse_read_options(args.read),
     )
     if args.length_scale == 1.0:
         return workload
