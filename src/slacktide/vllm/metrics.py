@@ -24,7 +24,7 @@ DECISION_BUCKETS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 
 FAMILIES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "steps": ("counter", ("batch",), "Steps by their batch: decode, prefill, mixed or empty"),
     "batch_switches": ("counter", (), "Steps whose batch was of another kind than the step before"),
-    "mode": ("gauge", ("mode",), "1 for the mode in force: active, shadow, stock, or off (after failures)"),
+    "mode": ("gauge", ("mode",), "The mode in force is 1: active, shadow, stock, or off (after failures)"),
     "mode_switches": ("counter", (), "Changes of the mode at run time"),
     "step_seconds": ("histogram", (), "Measured step times"),
     "predicted_step_seconds": ("histogram", (), "Step times the belief predicted for the same steps"),

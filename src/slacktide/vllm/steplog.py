@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from slacktide.core.shape import FIELD_NAMES
 
@@ -95,18 +95,14 @@ class RotatingFile:
 
     def __init__(self, path: str | Path, max_bytes: float) -> None:
         self._path, self._max_bytes = Path(path), max_bytes
-        self._file: TextIO | None = None
 
     def write(self, lines: str) -> None:
         """Append, then rotate when the file is full. Raises OSError."""
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a", encoding="utf-8")
-        self._file.write(lines)
-        self._file.flush()
-        if self._file.tell() >= self._max_bytes:
-            self._file.close()
-            self._file = None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(lines)
+            full = file.tell() >= self._max_bytes
+        if full:
             for number in range(OLD_FILES - 1, 0, -1):
                 old = self._path.with_name(f"{self._path.name}.{number}")
                 if old.exists():
@@ -199,7 +195,7 @@ class Capture:
         self._rows: list[Served] = []
         self._ids: dict[Any, int] = {}
         self._next_id = 0
-        self._file: TextIO | None = None
+        self._begun = False
         self.num_empty = 0
         """Requests that ended before their first token: no trace row, because their length is unknown."""
         writer.every_turn(self._flush)
@@ -217,9 +213,7 @@ class Capture:
             return
         text = StringIO()
         lines = csv.writer(text, lineterminator="\n")
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("w", encoding="utf-8")
+        if not self._begun:
             lines.writerow(CAPTURE_COLUMNS)
         for row in rows:
             targets = ["" if slo == float("inf") else f"{slo * 1e3:.6g}" for slo in row[4:7]]
@@ -228,8 +222,10 @@ class Capture:
                 f"{row.arrival:.6f}", row.num_prompt_tokens, row.num_output_tokens, row.max_tokens, *targets,
                 row.priority, row.slo_class, row.tenant, abort, " ".join(map(str, self._numbers(row))),
             ])  # fmt: skip
-        self._file.write(text.getvalue())
-        self._file.flush()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a" if self._begun else "w", encoding="utf-8") as file:
+            file.write(text.getvalue())
+        self._begun = True
 
     def _numbers(self, row: Served) -> list[int]:
         """Prefix-block ids: equal hashes get equal numbers; a block that the prompt does not fill is its own."""

@@ -1,0 +1,189 @@
+"""Parts of the plug-in that need no vLLM: belief, fuse, metrics, step log, capture, checks of plans."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+
+from slacktide.core import shape as s
+from slacktide.core.latency import AffineModel
+from slacktide.core.latency_families import SevenFeatureModel, features, least_squares
+from slacktide.vllm import metrics as m
+from slacktide.vllm.belief import MIN_FITTED, REFIT_EVERY, OnlineBelief, nonnegative, prior_model, prior_samples
+from slacktide.vllm.guard import Fuse
+from slacktide.vllm.steplog import Capture, RotatingFile, Served, StepLine, StepLog, Writer, step_json
+from slacktide.workload import load_workload
+
+RNG = np.random.default_rng(3)
+
+
+def steps(count: int, seed: int = 0):
+    """Random steps of all scenes."""
+    shapes, _ = prior_samples(prior_model({}), np.random.default_rng(seed))
+    more = [
+        prior_samples(prior_model({}), np.random.default_rng(seed + i))[0] for i in range(1, count // len(shapes) + 1)
+    ]
+    return np.concatenate([shapes, *more])[:count]
+
+
+# ---- belief ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_belief_is_the_prior():
+    prior = AffineModel(0.02, 2e-4, 0.015, 1e-4)
+    belief = OnlineBelief({"alpha_p": 20, "beta_p": 0.2, "alpha_d": 15, "beta_d": 0.1})
+    shapes = steps(60, 50)
+    assert belief.model.sources["label"] == "prior"
+    assert np.median(np.abs(belief.model.step_times(shapes) / prior.step_times(shapes) - 1)) < 0.1
+
+
+def test_measured_steps_take_over_and_the_model_follows_a_change():
+    weights = np.abs(RNG.normal(size=(3, 8))) * np.array([5e-3, 1e-9, 1e-9, 1e-8, 1e-4, 1e-8, 5e-5, 1e-6])
+    truth = SevenFeatureModel(weights)
+    belief, due = OnlineBelief(), 0
+    shapes = steps(3000, 100)
+    for shape, time in zip(shapes, truth.step_times(shapes), strict=True):
+        if belief.observe(shape, float(time)):
+            belief.refit()
+            due += 1
+    assert due == belief.num_samples // REFIT_EVERY
+    assert belief.model.sources["label"] == "fitted"
+    test = steps(300, 9000)
+    assert np.median(np.abs(belief.model.step_times(test) / truth.step_times(test) - 1)) < 0.05
+
+
+def test_hiccups_are_left_out_once_a_scene_is_known():
+    belief = OnlineBelief()
+    shape = steps(1)[0]
+    for _ in range(MIN_FITTED):
+        belief.observe(shape, 0.01)
+    belief.refit()
+    belief.observe(shape, 5.0)
+    assert belief.num_outliers == 1
+    assert not belief.observe(shape, math.nan)
+    assert not belief.observe(shape, -1.0)
+    assert belief.num_samples == MIN_FITTED
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nonnegative_least_squares_is_the_exhaustive_one(seed):
+    rng = np.random.default_rng(seed)
+    x = features(steps(120, 1000 + seed)) * np.abs(rng.normal(size=8))
+    y = x @ (rng.normal(size=8) * 10.0 ** rng.uniform(-3, 0, 8)) + rng.normal(size=120)
+    scale = np.abs(x).max(axis=0)
+    scale[scale == 0] = 1
+    ours = nonnegative((x / scale).T @ (x / scale), (x / scale).T @ y) / scale
+    theirs = least_squares(x, y, nonnegative=True)
+    assert ours.min() >= 0
+    cost = lambda w: float(((x @ w - y) ** 2).sum())  # noqa: E731
+    assert cost(ours) <= cost(theirs) * (1 + 1e-6) + 1e-9
+
+
+# ---- fuse ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_fuse_blows_after_failures_in_a_row_and_heals():
+    fuse = Fuse(limit=3, rest=4)
+    assert [fuse.bad(), fuse.bad()] == [False, False]
+    fuse.good()
+    assert [fuse.bad(), fuse.bad(), fuse.bad()] == [False, False, True]
+    assert [fuse.step() for _ in range(6)] == [False] * 4 + [True] * 2
+    assert fuse.blown == 1
+    assert not fuse.resting
+
+
+# ---- metrics ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_comes_out_as_prometheus_writes_it(tmp_path):
+    metrics = m.Metrics()
+    metrics.add("slo_violations", "gold", "ttft")
+    metrics.add("slo_violations", "gold", "ttft", by=2)
+    metrics.set("num_running", 7)
+    for value in (0.0015, 0.004, 99.0):
+        metrics.observe("step_seconds", value)
+    metrics.write(m.snapshot_path(tmp_path, 0))
+    (tmp_path / "metrics-1.json").write_text("{")  # half written by somebody: left out
+    found = m.read_snapshots(tmp_path)
+    assert list(found) == ["0"]
+    flat = {
+        (n, tuple(sorted(labels.items()))): v for name in m.FAMILIES for n, labels, v in m.samples(name, found["0"])
+    }
+    assert flat[("slacktide:slo_violations_total", (("kind", "ttft"), ("slo_class", "gold")))] == 3
+    assert flat[("slacktide:num_running", ())] == 7
+    assert flat[("slacktide:step_seconds_bucket", (("le", "0.002"),))] == 1
+    assert flat[("slacktide:step_seconds_bucket", (("le", "0.005"),))] == 2
+    assert flat[("slacktide:step_seconds_bucket", (("le", "+Inf"),))] == 3
+    assert flat[("slacktide:step_seconds_count", ())] == 3
+    assert flat[("slacktide:step_seconds_sum", ())] == pytest.approx(99.0055)
+
+
+def test_every_family_has_help_and_buckets_rise():
+    for name, (kind, _, text) in m.FAMILIES.items():
+        assert text[0].isupper()
+        assert kind in ("counter", "gauge", "histogram")
+        assert list(m.Metrics.buckets(name)) == sorted(set(m.Metrics.buckets(name)))
+
+
+# ---- step log and capture --------------------------------------------------------------------------------------------
+
+
+def line(**changes) -> StepLine:
+    shape = np.zeros(s.SHAPE_SIZE)
+    shape[s.NUM_TOKENS] = 5
+    fields = {
+        "start": 1.5, "duration": 0.02, "predicted": 0.03, "decision": 1e-4, "mode": "active",
+        "shape": tuple(shape.tolist()), "num_running": 5, "num_waiting": 1, "num_free_blocks": 9, "num_preempted": 0, "fallback": "", "shadow": None,
+    }  # fmt: skip
+    return StepLine(**(fields | changes))
+
+
+def test_a_line_of_the_step_log():
+    data = json.loads(step_json(line(fallback="error")))
+    assert (data["duration_s"], data["num_tokens"], data["fallback"], data["decode_context"]) == (0.02, 5, "error", 0)
+
+
+def test_the_step_log_rotates(tmp_path):
+    file = RotatingFile(tmp_path / "steps.jsonl", 100)
+    for i in range(12):
+        file.write(f"{i}" * 60 + "\n")
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"steps.jsonl.{i}" for i in (1, 2, 3, 4)]
+
+
+def test_a_full_disk_does_not_reach_the_engine(tmp_path):
+    writer = Writer()
+    (tmp_path / "file").write_text("")
+    log = StepLog(writer, str(tmp_path / "file" / "below-a-file.jsonl"), 1.0)
+    log.add(line())
+    writer.close()
+    assert writer.failures == 1
+
+
+def test_a_capture_is_a_trace(tmp_path):
+    writer = Writer()
+    capture = Capture(writer, str(tmp_path / "trace.csv"), 16)
+    a, b, c, d = (object() for _ in range(4))
+    inf = math.inf
+    capture.add(Served(2.0, 40, 7, 20, 0.5, 0.05, inf, 1, "gold", "me", None, (a, b)))
+    capture.add(Served(1.0, 32, 3, 20, inf, inf, 9.0, 0, "", "", None, (a, c, d)))
+    capture.add(Served(3.0, 5, 0, 20, inf, inf, inf, 0, "", "", 3.5, ()))  # ended before its first token
+    capture.add(Served(4.0, 48, 2, 20, inf, inf, inf, 0, "", "", 4.5, (a, b, d)))
+    writer.close()
+    assert capture.num_empty == 1
+    found = load_workload(str(tmp_path / "trace.csv"))
+    assert (found.arrival_time - found.arrival_time[0]).tolist() == [0.0, 1.0, 3.0]
+    assert found.num_prompt_tokens.tolist() == [32, 40, 48]
+    assert found.num_output_tokens.tolist() == [3, 7, 2]
+    assert found.slo_ttft.tolist() == [inf, 0.5, inf]
+    assert found.priority.tolist() == [0, 1, 0]
+    values, offsets = found.hash_ids
+    lists = [values[i:j].tolist() for i, j in itertools.pairwise(offsets)]
+    assert [len(one) for one in lists] == [2, 3, 3]
+    assert lists[0][0] == lists[1][0] == lists[2][0]
+    assert lists[1][1] == lists[2][1] != lists[0][1]
+    assert lists[1][2] not in lists[2]
+    assert np.isfinite(found.abort_time).tolist() == [False, False, True]
