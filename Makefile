@@ -11,6 +11,8 @@ PROFILE ?= h100/llama-3-8b
 POLICY ?= fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi-edf,sarathi-srpf,sglang,trtllm
 SLO ?= ttft:1000,tbt:50
 OUT ?= demo-results
+# The policy that the demo puts into vLLM.
+ENGINE_POLICY ?= sarathi-edf
 
 # Test workers; any pytest option goes into ARGS.
 JOBS ?= 2
@@ -65,11 +67,21 @@ dev: $(VENV)/.stamp-dev ## the same with the tools for check and test
 
 # ---- use --------------------------------------------------------------------------------------------------------------
 
-.PHONY: demo demo-sim
-demo: $(VENV)/.stamp-base ## compare the policies on a packaged trace; results in demo-results/
+.PHONY: demo demo-sim demo-engine
+demo: demo-sim ## both halves: policies compared in the simulator, then on a real vLLM on this machine's CPUs
+	@$(MAKE) --no-print-directory demo-engine
+
+demo-sim: $(VENV)/.stamp-base ## compare the policies on a packaged trace; results in demo-results/
 	$(PY) -m slacktide compare --trace $(TRACE) --profile $(PROFILE) --policy $(POLICY) --slo $(SLO) --rate $(RATE) --out $(OUT)
 
-demo-sim: demo ## the same (it needs no GPU: the simulator runs it)
+# The model lies beside the environment that serves it; where there is no CPU vLLM the demo ends here, in peace.
+DEMO_MODEL = $(VLLM_VENV)/models/smollm2-135m
+demo-engine: ## serve a small model with vLLM's scheduler and with ours, and replay real traffic (5 minutes, no GPU)
+	@mkdir -p $(OUT); echo "CPU vLLM in $(VLLM_VENV) (made on the first run: some minutes, 2 GB; log: $(OUT)/vllm-env.log)"
+	@if $(MAKE) --no-print-directory vllm-env > $(OUT)/vllm-env.log 2>&1; then \
+	  $(VLLM_PY) scripts/make_smollm2.py --out $(DEMO_MODEL) && \
+	  $(VLLM_PY) scripts/engine_demo.py --model $(DEMO_MODEL) --policy $(ENGINE_POLICY) --out $(OUT)/engine; \
+	else echo "no CPU vLLM here, so the demo ends: https://docs.vllm.ai/en/stable/getting_started/installation/cpu/ tells where its wheels are; name that place in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"; fi
 
 .PHONY: bench
 bench: $(VENV)/.stamp-dev ## run benchmarks/NAME/run.py: make bench NAME=...
