@@ -103,8 +103,8 @@ def theirs(args: argparse.Namespace, url: str, trace: Path, folder: Path) -> dic
         str(args.vllm_python), "-m", "slacktide.vllm.serve", "bench", "serve", "--backend", "openai", "--base-url", url,
         "--endpoint", "/v1/completions", "--model", str(args.model), "--dataset-name", "timed_trace",
         "--dataset-path", str(trace), "--num-prompts", str(args.num_prompts), "--ignore-eos", "--temperature", "0",
-        "--timed-trace-chunk-hash-size", str(BLOCK), "--disable-tqdm", "--save-result", "--result-dir", str(folder),
-        "--result-filename", "theirs.json",
+        "--timed-trace-chunk-hash-size", str(BLOCK), "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm",
+        "--save-result", "--result-dir", str(folder), "--result-filename", "theirs.json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

@@ -93,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
     target, limits = _target(args), _limits(args)
     directory = writable(args)
     workload = _fitting(args, _workload(args), target)
+    _announce(args, workload)
     with progress(args, len(workload), "replaying") as advance:
         result = replay(workload, target, limits, num_warmups=args.num_warmups, seed=args.seed, progress=advance)
     log = run_log(workload, result)
@@ -109,6 +110,18 @@ def run(args: argparse.Namespace) -> int:
     if result.interrupted:
         return 130
     return 1 if result.gone_since is not None else 0
+
+
+def _announce(args: argparse.Namespace, workload: Workload) -> None:
+    """Say on standard error what is about to happen, and for how long: a unit that is wrong shows now, not in hours."""
+    if args.quiet:
+        return
+    how = f"{workload.span:.1f} s ({workload.rate:.3g} requests/s)" if len(workload) > 1 else "one moment"
+    if workload.closed is not None:
+        how = f"a closed loop of {workload.closed.concurrency} users"
+    print(f"slacktide: replaying {len(workload)} requests of {workload.name} over {how}", file=sys.stderr)
+    for note in workload.notes:
+        print(f"slacktide: note: {note}", file=sys.stderr)
 
 
 def _target(args: argparse.Namespace) -> Target:
