@@ -78,7 +78,7 @@ class QoServe:
         misses = self._relegated(view, rows, slack, remaining, rho)
         out = misses | (view.live.relegated[rows] != 0)
         high = not edf_feasible(slack[~out], remaining[~out], rho)
-        key = self._key(view, step, slack, remaining, rho, self.alpha if high else self.alpha_low)
+        key = self._key(view, step, slack, remaining, rho, self.alpha if high else self.alpha_low, t_cur)
         packed = step.packed(rows[np.argsort(np.where(out, key + _LAST, key), kind="stable")])
         _, chosen, tokens = step.queue(packed)
         prefill = step.within(step.load(chosen, tokens), t_cur)
@@ -96,7 +96,7 @@ class QoServe:
         return self._rate.value(prior_rate(step.limit, step.seconds(load, step.limit)))
 
     def _key(
-        self, view: StepView, step: Step, slack: FloatArray, remaining: IntArray, rho: float, alpha: float
+        self, view: StepView, step: Step, slack: FloatArray, remaining: IntArray, rho: float, alpha: float, t_cur: float
     ) -> FloatArray:
         """Seconds, relative to now (the same order); a half-done prompt that cannot wait stands first.
 
@@ -109,7 +109,7 @@ class QoServe:
         key = hybrid_key(slack, work, alpha)
         if self.selective_preemption:
             spare = slack - remaining / rho
-            one_step = step.limit / rho
+            one_step = min(step.limit / rho, t_cur)
             urgent = (live.status[rows] == RUNNING) & (spare >= 0) & (spare < one_step)
             key = np.where(urgent, -_LAST, key)
         return key
