@@ -207,11 +207,13 @@ def mixed_throughput(
     """Requests per second of mixed batching at N running: TP_MB of Proposition 4.
 
     A step prefills N / (1 + mu_O) requests and decodes the others; with a `budget` below the N (mu_L + mu_O) / (1 +
-    mu_O) tokens of such a step, steps hold `budget` tokens and pay alpha_mb for each of them.
+    mu_O) tokens of such a step, steps hold `budget` tokens and pay alpha_mb for each of them. `poisson`: prompts arrive
+    in clumps, and the steps without one pay alpha_d; False is the paper's form.
     """
     n = np.asarray(n, dtype=np.float64)
     beta = mixed_beta_poisson(n, costs, load) if poisson else mixed_beta(costs, load)
-    fixed = costs.alpha_mb * (1 + load.output) / n
+    alone = np.exp(-n / (1 + load.output)) if poisson else 0.0  # steps without a prompt are decode steps
+    fixed = (alone * costs.alpha_d + (1 - alone) * costs.alpha_mb) * (1 + load.output) / n
     if budget is not None:
         fixed = np.maximum(fixed, costs.alpha_mb * load.tokens / budget)
     return np.asarray(1.0 / (fixed + beta * load.tokens))

@@ -78,6 +78,44 @@ def fit_mixed(tokens: FloatArray, decodes: FloatArray, times: FloatArray, costs:
     return float(rest.mean() - kappa * x.mean()), kappa
 
 
+def fit_costs(prompt: FloatArray, decodes: FloatArray, seconds: FloatArray, fallback: Costs) -> tuple[Costs, set[str]]:
+    """Affine costs of measured steps: float64[m] prompt tokens, decodes and seconds of each. Relative least squares.
+
+    One intercept for each kind of step that occurs, common slopes, and kappa on the mixed ones. What no step tells
+    comes from `fallback`, as does kappa below 0 from 0; the second value names those fields. Raises ValueError without
+    steps, or for times that are not > 0.
+    """
+    p, d, t = (np.asarray(x, dtype=np.float64) for x in (prompt, decodes, seconds))
+    if not t.size or not np.all(t > 0) or not np.all(p + d > 0):
+        raise ValueError("fit_costs: expected at least one step, each with tokens and a time > 0")
+    kinds = {"alpha_p": (d == 0), "alpha_d": (p == 0), "alpha_mb": (p > 0) & (d > 0)}
+    columns = {name: rows.astype(np.float64) for name, rows in kinds.items() if rows.sum() >= MIN_SURVIVORS}
+    columns |= {"beta_p": p} if p.any() else {}
+    columns |= {"beta_d": d} if d.any() else {}
+    if "alpha_mb" in columns:
+        columns["kappa"] = p * d / (p + d)
+    values = {name: getattr(fallback, name) for name in ("alpha_p", "beta_p", "alpha_d", "beta_d", "alpha_mb", "kappa")}
+    while True:
+        x = np.stack(list(columns.values()), axis=1) / t[:, None]
+        known = np.zeros(t.size)  # rows of a kind too rare to fit keep the fallback's intercept
+        for name, rows in kinds.items():
+            if name not in columns:
+                known[rows] = values[name]
+        scale = np.maximum(np.abs(x).max(axis=0), 1e-300)
+        found, *_ = np.linalg.lstsq(x / scale, 1.0 - known / t, rcond=None)
+        found = found / scale
+        worst = [name for name, value in zip(columns, found, strict=True) if value < 0]
+        if not worst:
+            break
+        drop = "kappa" if "kappa" in worst else worst[0]
+        values[drop] = 0.0
+        columns.pop(drop)
+    values |= {name: float(value) for name, value in zip(columns, found, strict=True)}
+    for name in ("alpha_p", "alpha_d", "alpha_mb"):
+        values[name] = max(values[name], 1e-9)
+    return Costs(**values), set(values) - set(columns)
+
+
 def fit_line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     """(intercept, slope) of a least-squares line; slope 0 when all x are one."""
     spread = float(((x - x.mean()) ** 2).sum())

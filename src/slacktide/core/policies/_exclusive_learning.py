@@ -193,8 +193,13 @@ def running_and_waiting(view: StepView) -> tuple[int, int]:
 
 
 def believed_costs(view: StepView, load: Load, n: float) -> Costs:
-    """Affine costs of the belief around n running requests of this load."""
-    return costs_of(view.latency, load, n, view.limits.max_num_batched_tokens)
+    """Affine costs of the belief around n running requests of this load, at the mean context of those that decode now.
+
+    The mean of a steady state would do later on, but the first generation grows old together.
+    """
+    contexts = view.live.num_computed_tokens[view.live.is_decode]
+    context = float(contexts.mean()) if contexts.size else None
+    return costs_of(view.latency, load, n, view.limits.max_num_batched_tokens, context=context)
 
 
 def step_seconds(result: StepResult) -> float | None:
