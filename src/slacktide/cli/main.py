@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "simulate": ("slacktide.cli.simulate", "simulate one policy"),
     "goodput": ("slacktide.cli.goodput", "find the highest rate at which each policy meets the SLO"),
     "sweep": ("slacktide.cli.sweep", "simulate a grid of settings and policies, on all cores"),
+    "advise": ("slacktide.cli.advise", "exclusive or mixed batching for this GPU, model and load, with the numbers"),
     "serve": ("slacktide.cli.serve", "start vLLM's server with one of our policies as its scheduler"),
     "bench": ("slacktide.cli.bench", "replay a trace against an OpenAI-compatible server, and judge it"),
     "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
