@@ -10,7 +10,7 @@ import pytest
 
 from slacktide.core.latency import AffineModel
 from slacktide.core.policies.vllm_v1 import VllmV1
-from slacktide.core.types import Plan, StepView
+from slacktide.core.types import Plan, StepResult, StepView
 from slacktide.errors import InputError
 from slacktide.metrics.log import ABORTED, FINISHED, REJECTED, RunLog
 from slacktide.sim.engine import EngineConfig, PlanError, never_fits, simulate
@@ -127,6 +127,47 @@ def test_oldest_cached_blocks_are_evicted_first() -> None:
     assert log.cached_tokens.tolist() == [0, 0, 0, 4, 0]
 
 
+def test_blocks_without_content_are_used_first() -> None:
+    """A leaves two cached blocks, B half a block without content; C needs three of four, and A's head survives."""
+    ids = hashes([1, 2], [], [3, 4, 5], [1, 9])
+    load = workload([0, 1, 2, 3], [8, 3, 12, 9], [1] * 4, hash_ids=ids, hash_block_size=4)
+    log = run(load, enable_prefix_caching=True, block_size=4, num_blocks=4)
+    assert log.cached_tokens.tolist() == [0, 0, 0, 4]
+
+
+def test_an_equal_block_takes_the_place_of_an_evicted_one() -> None:
+    """B computes the last block of A's prompt itself, so it is cached twice; C evicts A's, and D finds B's."""
+    ids = hashes([1, 2], [1, 2], [3, 4, 5], [1, 2, 6])
+    load = workload([0, 1, 2, 3], [8, 8, 12, 12], [1] * 4, hash_ids=ids, hash_block_size=4)
+    log = run(load, enable_prefix_caching=True, block_size=4, num_blocks=5)
+    # Freed: 2 of A, then 2 of B and the shared 1. C takes two empty blocks and A's 2; D needs B's 2.
+    assert log.cached_tokens.tolist() == [0, 4, 0, 8]
+
+
+def test_recomputed_tokens_are_those_computed_twice() -> None:
+    """What the cache kept of a preempted request is not computed again."""
+    load = workload([0.0, 0.0], [7, 7], [3, 6])
+    log = run(load, num_blocks=4, block_size=4, enable_prefix_caching=True)
+    assert (log.num_preemptions.tolist(), log.cached_tokens.tolist()) == ([0, 1], [0, 4])
+    assert log.recomputed_tokens.tolist() == [0, 4]  # 8 computed before, 4 of them found
+    assert log.scheduled_tokens.tolist() == [9, 12 + 4]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_policy_is_told_whom_a_step_preempted(depth: int) -> None:
+    """By request number, whatever the pipeline depth."""
+    told: list[int] = []
+
+    class Listening(Scripted):
+        def observe(self, result: StepResult) -> None:
+            told.extend(result.preempted.tolist())
+
+    load = workload([0.0, 1.0, 1.0], [1, 7, 7], [1, 4, 4])
+    log = run(load, Listening(), num_blocks=4, block_size=4, pipeline_depth=depth)
+    assert told == [2]
+    assert log.num_preemptions.tolist() == [0, 0, 1]
+
+
 def test_a_preempted_request_finds_its_own_blocks() -> None:
     load = workload([0.0, 0.0], [7, 7], [6, 2])
     plain = run(load, num_blocks=4, block_size=4)
@@ -145,6 +186,34 @@ def test_aborts_free_blocks_and_keep_their_tokens() -> None:
     assert 0 < delivered < 50
     assert token_times(log, 0)[-1] <= log.end_time[0]
     assert 0.1 <= log.end_time[0] < 0.12
+
+
+@pytest.mark.parametrize("fast_forward", [False, True])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_leaves_during_a_step_gets_none_of_its_tokens(depth: int, fast_forward: bool) -> None:
+    """vLLM handles aborts before a step's outputs: A leaves during the step that would have ended it."""
+    load = workload([0.0, 0.0], [20, 20], [1, 3], abort_time=np.array([0.02, 0.057]), max_tokens=np.array([1, 3]))
+    log = run(load, pipeline_depth=depth, fast_forward=fast_forward, max_num_batched_tokens=40)
+    assert log.end_reason.tolist() == [ABORTED, ABORTED]
+    assert np.diff(log.token_offsets).tolist() == [0, 2]  # prefill of both until 50 ms, a decode until 56 ms
+    assert log.end_time.tolist() == [0.02, 0.057]
+
+
+@pytest.mark.parametrize("fast_forward", [False, True])
+def test_a_refused_request_delays_nobody(fast_forward: bool) -> None:
+    """B can never fit; C arrives right after it, while A decodes, and joins the very next step."""
+    load = workload([0.0, 0.031, 0.032], [20, 40, 4], [9, 1, 1])
+    log = run(load, num_blocks=8, block_size=4, fast_forward=fast_forward)
+    assert log.end_reason.tolist() == [FINISHED, REJECTED, FINISHED]
+    assert log.end_time[1] == 0.031
+    assert log.first_scheduled_time[2] == pytest.approx(0.036)
+
+
+def test_room_at_the_client_is_used_at_once() -> None:
+    """A gives up while B runs: C, waiting for one of two seats, is in the step that begins next."""
+    load = workload([0.0, 0.0, 0.0], [20, 20, 4], [9, 3, 1], abort_time=np.array([0.055, np.inf, np.inf]))
+    log = run(load, max_concurrency=2, max_num_batched_tokens=40)
+    assert log.num_tokens.tolist()[:3] == [40, 2, 5]  # until 50 ms, until 57 ms, then B and C
 
 
 def test_what_never_fits_is_refused() -> None:

@@ -92,9 +92,9 @@ class RunLog:
     relegated: BoolArray = _UNSET
     num_preemptions: IntArray = _UNSET
     recomputed_tokens: IntArray = _UNSET
-    """Tokens computed again because a preemption lost them."""
+    """Tokens computed again because a preemption lost them and the prefix cache did not keep them."""
     cached_tokens: IntArray = _UNSET
-    """Prompt tokens supplied by the prefix cache."""
+    """Tokens supplied by the prefix cache at each admission; after a preemption also what it kept of the request."""
     scheduled_tokens: IntArray = _UNSET
     """Tokens scheduled in all, recomputed ones included."""
 

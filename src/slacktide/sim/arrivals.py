@@ -29,6 +29,7 @@ class Arrivals:
         self._aborts: list[tuple[float, int]] = []
         self.ended = 0
         self.next_event = 0.0
+        self.next_abort = math.inf
         if self._closed is not None:
             for _ in range(min(self._closed.concurrency, len(self._times))):
                 self._send(0.0)
@@ -46,7 +47,8 @@ class Arrivals:
             time = self._queue[0][0] if self._queue else math.inf
         else:
             time = self._times[self._next] if self._next < len(self._times) else math.inf
-        self.next_event = min(time, self._aborts[0][0]) if self._aborts else time
+        self.next_abort = self._aborts[0][0] if self._aborts else math.inf
+        self.next_event = min(time, self.next_abort)
 
     @property
     def position(self) -> int | None:
@@ -75,7 +77,7 @@ class Arrivals:
         if self._impatient:
             for index in found:
                 if self._patience[index] < math.inf:
-                    heapq.heappush(self._aborts, (float(self.time[index]) + self._patience[index], index))
+                    heapq.heappush(self._aborts, (self.abort_times([index])[0], index))
         self._find_next_event()
         return found
 
@@ -92,12 +94,16 @@ class Arrivals:
             self._find_next_event()
         return found
 
+    def abort_times(self, indices: list[int]) -> list[float]:
+        """When the clients of these requests leave."""
+        return [float(self.time[index]) + self._patience[index] for index in indices]
+
     def end(self, time: float) -> None:
         """A request ended; in a closed loop its user sends the next one after thinking."""
         self.ended += 1
         self._room += 1
         if self._room == 1:
-            self._room_since = time
+            self._room_since = max(self._room_since, time)
         if self._closed is not None and self._next < len(self._times):
             self._send(time + self._closed.think_time)
             self._find_next_event()

@@ -123,7 +123,7 @@ class _Run:
             )  # fmt: skip
         self.now = 0.0
         self.free_at = 0.0  # when the last scheduled step ends: the next one starts then
-        self.in_flight: list[tuple[int, int, IntArray]] = []  # (step, rows, flight), oldest first
+        self.in_flight: list[tuple[int, int, IntArray, IntArray]] = []  # (step, rows, flight, preempted), oldest first
         self.last: StepResult | None = None
         self.observe: Callable[[StepResult], None] | None = getattr(policy, "observe", None)
         self.finished = np.empty(config.max_num_seqs + 1, dtype=np.int64)
@@ -148,7 +148,7 @@ class _Run:
         skips = self._may_skip() if fast_forward and on_step is None else False
         turns, patience = 0, max(_PATIENCE, 4 * int(self.workload.num_prompt_tokens.max()))
         while True:
-            if self.arrivals.next_event <= self.now:
+            while self.arrivals.next_event <= self.now:  # who leaves at once may make room for the next
                 self._let_in()
             if checkpoints and self.now >= checkpoints[0]:
                 checkpoints = [time for time in checkpoints if time > self.now]
@@ -163,6 +163,8 @@ class _Run:
                 self._expect_tokens(patience)
             if skips and (self.table.n or self.walk is not None) and self._fast_forward():
                 continue
+            if self.arrivals.next_event <= self.now:
+                continue  # compiled code met a request that only Python can let in, or refuse
             if self.table.n and self._schedule(on_step) and len(self.in_flight) < self.config.pipeline_depth:
                 continue
             if self.in_flight:
@@ -216,7 +218,7 @@ class _Run:
             prompt, output = int(workload.num_prompt_tokens[index]), int(workload.num_output_tokens[index])
             fits = lifetime_blocks(prompt, output, config.block_size) <= config.num_blocks
             if not fits or prompt + output > config.max_model_len:
-                self._end(index, REJECTED, self.now)
+                self._end(index, REJECTED, self.arrivals.sent(index))
                 continue
             self.run.request_ints[steps.ROW, index] = table.n
             table.append_row(
@@ -225,9 +227,13 @@ class _Run:
                 (self.arrivals.sent(index), workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
                  math.nan, math.nan),
             )  # fmt: skip
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """Drop the requests whose clients have left by now."""
         gone = [index for index in self.arrivals.given_up(self.now) if self.run.request_ints[steps.ROW, index] >= 0]
         if gone:
-            self._drop(self.run.request_ints[steps.ROW, gone].copy(), ABORTED)
+            self._drop(self.run.request_ints[steps.ROW, gone].copy(), ABORTED, self.arrivals.abort_times(gone))
 
     def _end(self, index: int, reason: int, time: float) -> None:
         """Give a request its verdict; in a closed loop its user thinks, then sends the next one."""
@@ -236,14 +242,14 @@ class _Run:
         self.run.request_floats[steps.END_TIME, index] = time
         self.arrivals.end(time)
 
-    def _drop(self, rows: IntArray, reason: int) -> None:
-        """End live rows that the engine does not finish."""
+    def _drop(self, rows: IntArray, reason: int, times: list[float] | None = None) -> None:
+        """End live rows that the engine does not finish, at `times` (default: now)."""
         table = self.table
-        for row in rows.tolist():
+        for row, time in zip(rows.tolist(), times or [self.now] * rows.size, strict=True):
             index = int(table.ints[INDEX, row])
             steps.drop(table.ints, row, self.run, self.px)
             self.run.request_ints[steps.DELIVERED, index] = table.ints[NUM_OUTPUT, row]
-            self._end(index, reason, self.now)
+            self._end(index, reason, time)
             table.ints[STATUS, row] = -1
         table.resized(int(steps.close_gaps(table.ints, table.floats, table.n, self.run)))
 
@@ -257,8 +263,8 @@ class _Run:
             return False
         table, scratch = self.table, self.recorder.scratch(self.table.n)
         left, num_finished, self.now = compiled_runs.decode_run(
-            table.ints, table.floats, table.n, self.latency, self.now, self.arrivals.next_event, _MAX_RUN,
-            self.finished, scratch, *self.run, *self.px,
+            table.ints, table.floats, table.n, self.latency, self.now, self.arrivals.next_event,
+            self.arrivals.next_abort, _MAX_RUN, self.finished, scratch, *self.run, *self.px,
         )  # fmt: skip
         if int(self.run.counters[steps.STEPS]) == before:
             return False
@@ -276,10 +282,10 @@ class _Run:
         rows, targets = self.recorder.entry_columns() if position is not None else _NO_COLUMNS
         until = arrivals.next_event if position is None else self.checkpoint
         before = (int(self.run.counters[steps.STEPS]), position)
+        flight = self.recorder.flight(capacity)
         why, left, at, ended, row, now = compiled_runs.walk_run(
-            table.ints, table.floats, table.n, self.latency, self.now, position or 0, until, _MAX_RUN,
-            position is None, arguments, rows, targets, self.recorder.flight(capacity), self.finished, scratch,
-            *self.run, *self.px,
+            table.ints, table.floats, table.n, self.latency, self.now, position or 0, until, arrivals.next_abort,
+            _MAX_RUN, position is None, arguments, rows, targets, flight, self.finished, scratch, *self.run, *self.px,
         )  # fmt: skip
         if why == compiled_runs.FAILED:
             self._refuse(ended, row)
@@ -292,6 +298,10 @@ class _Run:
             arrivals.advance(at, ended)
         if self.check:
             self.recorder.audit(table, self.run, self.px)
+        if why == compiled_runs.LAUNCHED:  # `row` counts the rows of the step
+            self.in_flight.append((int(self.run.counters[steps.STEPS]) - 1, row, flight[:, :row].copy(), _NO_ROWS))
+            self._end_oldest()
+            return True
         return why == compiled_runs.PAUSED and (int(self.run.counters[steps.STEPS]), arrivals.position) != before
 
     def _view(self) -> StepView:
@@ -322,7 +332,8 @@ class _Run:
         self.run = self.recorder.arrays()
         table, start = self.table, max(self.now, self.free_at)
         flight = np.empty((2, plan.rows.size), dtype=np.int64)
-        if self.config.pipeline_depth == 1:
+        preempted = table.ints[INDEX, plan.preempted] if plan.preempted.size else _NO_ROWS
+        if self.config.pipeline_depth == 1 and self.arrivals.next_abort == math.inf:
             error, row, count, left, num_finished, end = steps.step_once(
                 table.ints, table.floats, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.latency,
                 start, flight, self.finished, *self.run, *self.px,
@@ -330,7 +341,7 @@ class _Run:
             if error:
                 self._refuse(error, row)
             self.now = end
-            self._after(left, num_finished, (step, flight[:, :count], plan.preempted))
+            self._after(left, num_finished, (step, flight[:, :count], preempted))
             return bool(count) or bool(plan.preempted.size)
         error, row, count = steps.launch(
             table.ints, table.n, plan.rows, plan.num_scheduled_tokens, plan.preempted, self.run, self.px, self.latency,
@@ -340,7 +351,9 @@ class _Run:
             self._refuse(error, row)
         if count:
             self.free_at = start + float(self.run.log_floats[steps.LOG_DURATION, step])
-            self.in_flight.append((step, count, flight))
+            self.in_flight.append((step, count, flight, preempted))
+        elif preempted.size:
+            self._after(table.n, 0, (step, flight[:, :0], preempted))
         # A step of preemptions alone: their tokens in flight must arrive before anyone is admitted again.
         return bool(count) or (bool(plan.preempted.size) and not self.in_flight)
 
@@ -363,14 +376,16 @@ class _Run:
         return Plan(moved[plan.rows], plan.num_scheduled_tokens, moved[plan.preempted])
 
     def _end_oldest(self) -> None:
-        """Wait for the oldest step in flight."""
-        step, count, flight = self.in_flight.pop(0)
+        """Wait for the oldest step in flight. As in vLLM, who left while it ran gets none of its tokens."""
+        step, count, flight, preempted = self.in_flight.pop(0)
         table = self.table
+        self.now = float(self.run.log_floats[steps.LOG_START, step] + self.run.log_floats[steps.LOG_DURATION, step])
+        if self.arrivals.next_abort <= self.now:
+            self._give_up()
         left, num_finished = steps.complete_and_close(
             table.ints, table.floats, table.n, self.run, self.px, flight, count, step, self.finished
         )
-        self.now = float(self.run.log_floats[steps.LOG_START, step] + self.run.log_floats[steps.LOG_DURATION, step])
-        self._after(int(left), int(num_finished), (step, flight[:, :count], _NO_ROWS))
+        self._after(int(left), int(num_finished), (step, flight[:, :count], preempted))
 
     def _after(self, left: int, num_finished: int, done: tuple[int, IntArray, IntArray] | None) -> None:
         """What follows a step: retired rows leave the arrivals' books, the policy learns the outcome."""
@@ -380,10 +395,9 @@ class _Run:
                 self.arrivals.end(self.now)
         if done is not None and self.observe is not None:
             step, flight, preempted = done
-            self.last = StepResult(
-                flight[0], np.abs(flight[1]), preempted, self.finished[:num_finished].copy(),
-                float(self.run.log_floats[steps.LOG_DURATION, step]),
-            )  # fmt: skip
+            duration = float(self.run.log_floats[steps.LOG_DURATION, step]) if flight.shape[1] else None
+            finished = self.finished[:num_finished].copy()
+            self.last = StepResult(flight[0], np.abs(flight[1]), preempted, finished, duration)
             self.observe(self.last)
         if self.check:
             self.recorder.audit(self.table, self.run, self.px)

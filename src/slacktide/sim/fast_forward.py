@@ -63,7 +63,7 @@ from slacktide.sim.steps import (
 _GONE_SHARE = 8
 
 # Why `walk_run` came back.
-PAUSED, NEXT_NEEDS_PYTHON, FAILED = range(3)
+PAUSED, NEXT_NEEDS_PYTHON, FAILED, LAUNCHED = range(4)
 
 
 @compiled
@@ -112,12 +112,14 @@ def decode_stretch(
     latency: FloatArray,
     start: float,
     until: float,
+    next_abort: float,
     max_steps: int,
     finished: IntArray,
     scratch: IntArray,
 ) -> tuple[int, int, float]:
     """Give every row one token a step: until one finishes, the clock reaches `until`, or blocks run short.
 
+    Stops before a step that would last until `next_abort`: Python drops who leaves before the step's tokens come.
     All rows must decode. The batch grows by n context tokens a step, so a step costs one evaluation of the latency
     model; rows are brought up to date at the end. Returns (rows left, how many finished, clock).
     """
@@ -139,6 +141,9 @@ def decode_stretch(
     first = run.counters[STEPS]
     done = 0
     while done < max_steps and start < until:
+        duration = step_time_packed(latency, shape)
+        if start + duration >= next_abort:
+            break
         need = crossing[done % block_size]
         if caching:
             need = _allocate(ints, n, scratch[0], done, block_size, run, px)
@@ -146,7 +151,6 @@ def decode_stretch(
             break
         run.counters[FREE] -= need
         step = first + done
-        duration = step_time_packed(latency, shape)
         run.log_floats[LOG_START, step] = start
         run.log_floats[LOG_DURATION, step] = duration
         run.log_ints[LOG_TOKENS, step] = n
@@ -231,6 +235,7 @@ def decode_run(
     latency: FloatArray,
     start: float,
     until: float,
+    next_abort: float,
     max_steps: int,
     finished: IntArray,
     scratch: IntArray,
@@ -240,7 +245,7 @@ def decode_run(
     run, px = bundle(state)
     if n > min(run.limits[MAX_TOKENS_STEP], run.limits[MAX_SEQS]) or not all_decode(ints, n):
         return n, 0, start
-    return decode_stretch(ints, floats, n, run, px, latency, start, until, max_steps, finished, scratch)
+    return decode_stretch(ints, floats, n, run, px, latency, start, until, next_abort, max_steps, finished, scratch)
 
 
 @compiled
@@ -252,6 +257,7 @@ def walk_run(
     now: float,
     next_request: int,
     until: float,
+    next_abort: float,
     max_steps: int,
     stop_when_finished: bool,
     arguments: IntArray,
@@ -267,8 +273,9 @@ def walk_run(
     arguments: token budget, long-prefill threshold, chunked prefill?, reserve the full prompt?, watermark blocks,
         max_model_len. request_rows int64[16, requests]: the integer columns a request enters with (index -1: leave it
         to Python); request_targets float64[6, requests]: the float columns.
-    until: clock at which Python wants control; stop_when_finished: also after any step that ended a request.
-    Returns (why, rows, next request, ended requests in `finished`, offending row, clock).
+    until: clock at which Python wants control; stop_when_finished: also after any step that ended a request;
+        next_abort: a step that lasts until then is launched only, and comes back in `flight`.
+    Returns (why, rows, next request, ended requests in `finished`, offending row or rows in flight, clock).
     """
     run, px = bundle(state)
     no_order, no_key = scratch[0, :0], floats[0, :0]
@@ -302,7 +309,7 @@ def walk_run(
             limit = min(arrival, until)
             left = last_step - steps_before
             n, count, now = decode_stretch(
-                ints, floats, n, run, px, latency, now, limit, left, finished[ended:], scratch
+                ints, floats, n, run, px, latency, now, limit, next_abort, left, finished[ended:], scratch
             )
             ended += count
             if run.counters[STEPS] > steps_before:
@@ -325,10 +332,13 @@ def walk_run(
         if error != 0:
             return FAILED, n, next_request, error, row, now
         if count > 0:
+            end = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
+            if end >= next_abort:
+                return LAUNCHED, close_gaps(ints, floats, n, run), next_request, ended, count, now
             num_finished = complete(ints, floats, run, px, flight, count, step, finished[ended:])
             ended += num_finished
             gone += num_finished
-            now = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
+            now = end
             if (num_finished > 0 and stop_when_finished) or ended + n >= finished.size:
                 break
     return PAUSED, close_gaps(ints, floats, n, run), next_request, ended, -1, now

@@ -1,12 +1,15 @@
 """Prefix cache: KV blocks that outlive their request and are found again by content.
 
-vLLM's rules (0.32): a full block is cached as soon as it is scheduled; blocks of ended or preempted requests stay
-cached in a free list, oldest first, the tail of a request before its head; a new block takes the oldest one and evicts
-its content. A request finds the longest run of leading blocks, but computes at least its last token itself.
+vLLM's rules (0.32, v1/core/block_pool.py): a full block of known tokens is cached as soon as it is scheduled; blocks
+of ended or preempted requests stay cached in a free list, oldest first, the tail of a request before its head; blocks
+without content go to the list's front. A new block takes the first of the list and evicts its content. Equal blocks
+are not merged: the first cached is found, the others take its place when it is evicted. A request finds the longest run
+of leading blocks, but computes at least its last token itself.
 
-State, as arrays that the compiled step shares: `slots` int32[4, num_blocks + 2] with lines CONTENT (-1 none), REF,
-PREV, NEXT (a doubly linked free list between two sentinels); `slot_of` int32[contents], content -> slot or -1; `table`
-int32[blocks of all requests], slot of each block of each request; `content` int64, likewise; `offset` int64[n + 1].
+State, as arrays that the compiled step shares: `slots` int32[6, num_blocks + 2] with lines CONTENT (-1 none), REF,
+PREV, NEXT (a doubly linked free list between two sentinels), OLDER and NEWER (a ring of the slots with one content, in
+order of caching); `slot_of` int32[contents], content -> its oldest slot or -1; `table` int32[blocks of all requests],
+slot of each block of each request; `content` int64, likewise; `offset` int64[n + 1].
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from slacktide.core.live import (
 )
 from slacktide.core.types import RUNNING, WAITING, IntArray
 
-CONTENT, REF, PREV, NEXT = range(4)
+CONTENT, REF, PREV, NEXT, OLDER, NEWER = range(6)
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -47,7 +50,7 @@ class PrefixState(NamedTuple):
 def empty_state() -> PrefixState:
     """Prefix caching off."""
     none = np.empty(0, dtype=np.int32)
-    return PrefixState(np.empty((4, 0), dtype=np.int32), none, none, np.empty(0, np.int64), np.empty(0, np.int64))
+    return PrefixState(np.empty((6, 0), dtype=np.int32), none, none, np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def make_state(
@@ -85,7 +88,7 @@ def make_state(
                     at = offset[r] + first
                     content[at : at + last - first] = next_content + parent * per_hash + np.arange(last - first)
         next_content += len(codes) * per_hash
-    slots = np.zeros((4, num_blocks + 2), dtype=np.int32)
+    slots = np.zeros((6, num_blocks + 2), dtype=np.int32)
     slots[CONTENT] = -1
     chain = np.concatenate([[num_blocks], np.arange(num_blocks), [num_blocks + 1]])
     slots[NEXT, chain[:-1]] = chain[1:]
@@ -165,35 +168,60 @@ def take_new(px: PrefixState, index: int, first: int, last: int) -> None:
         slot = px.slots[NEXT, head]
         _unlink(px.slots, slot)
         if px.slots[CONTENT, slot] >= 0:
-            px.slot_of[px.slots[CONTENT, slot]] = -1
-            px.slots[CONTENT, slot] = -1
+            _forget(px, slot)
         px.slots[REF, slot] = 1
         px.table[start + b] = slot
 
 
 @compiled
+def _forget(px: PrefixState, slot: int) -> None:
+    """Evict the content of a slot; an equal block cached later takes its place."""
+    slots, content = px.slots, px.slots[CONTENT, slot]
+    older, newer = slots[OLDER, slot], slots[NEWER, slot]
+    slots[NEWER, older] = newer
+    slots[OLDER, newer] = older
+    if px.slot_of[content] == slot:
+        px.slot_of[content] = newer if newer != slot else -1
+    slots[CONTENT, slot] = -1
+
+
+@compiled
 def publish(px: PrefixState, index: int, first: int, last: int) -> None:
-    """Make full blocks [first, last) of a request findable; the first holder of a content keeps it."""
-    start = px.offset[index]
-    for b in range(first, last):
+    """Make full blocks [first, last) of a request findable, behind equal ones; published ones stay as they are."""
+    start, slots = px.offset[index], px.slots
+    for b in range(max(first, 0), last):
         slot, content = px.table[start + b], px.content[start + b]
-        if px.slot_of[content] < 0 and px.slots[CONTENT, slot] < 0:
-            px.slot_of[content] = slot
-            px.slots[CONTENT, slot] = content
+        if slots[CONTENT, slot] >= 0:
+            continue
+        slots[CONTENT, slot] = content
+        oldest = px.slot_of[content]
+        if oldest < 0:
+            px.slot_of[content] = oldest = slots[OLDER, slot] = slots[NEWER, slot] = slot
+            continue
+        newest = slots[OLDER, oldest]
+        slots[NEWER, newest] = slots[OLDER, oldest] = slot
+        slots[OLDER, slot], slots[NEWER, slot] = newest, oldest
 
 
 @compiled
 def release(px: PrefixState, index: int, num_blocks: int) -> int:
-    """Let go of a request's blocks, tail first; returns how many became free."""
-    start, tail, freed = px.offset[index], px.slots.shape[1] - 1, 0
+    """Let go of a request's blocks, tail first; returns how many became free.
+
+    Cached ones join the free list's end; those without content its front, where the next new block takes them.
+    """
+    start, slots, freed = px.offset[index], px.slots, 0
+    head, tail = slots.shape[1] - 2, slots.shape[1] - 1
+    front = head  # behind which the next one without content goes: they keep their order
     for b in range(num_blocks - 1, -1, -1):
         slot = px.table[start + b]
-        px.slots[REF, slot] -= 1
-        if px.slots[REF, slot] == 0:
-            last = px.slots[PREV, tail]
-            px.slots[NEXT, last] = slot
-            px.slots[PREV, slot] = last
-            px.slots[NEXT, slot] = tail
-            px.slots[PREV, tail] = slot
+        slots[REF, slot] -= 1
+        if slots[REF, slot] == 0:
+            before = slots[PREV, tail]
+            if slots[CONTENT, slot] < 0:
+                before = front
+                front = slot
+            after = slots[NEXT, before]
+            slots[PREV, slot], slots[NEXT, slot] = before, after
+            slots[NEXT, before] = slots[PREV, after] = slot
             freed += 1
     return freed

@@ -44,7 +44,7 @@ class RunRecorder:
         n = len(workload)
         self.workload, self.config = workload, config
         self.relegated = np.zeros(n, dtype=np.bool_)
-        ints = np.zeros((10, n), dtype=np.int64)
+        ints = np.zeros((steps.LOST + 1, n), dtype=np.int64)
         ints[steps.TRUE_OUTPUT] = workload.num_output_tokens
         ints[steps.TOKEN_OFFSET, 1:] = np.cumsum(workload.num_output_tokens)[:-1]
         ints[steps.END_REASON] = steps.OPEN

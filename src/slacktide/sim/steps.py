@@ -54,7 +54,9 @@ FREE, ADMISSIONS, STEPS = range(3)
 # RunArrays.limits
 MAX_TOKENS_STEP, MAX_SEQS, BLOCK_SIZE = range(3)
 # RunArrays.request_ints, per request
-TRUE_OUTPUT, TOKEN_OFFSET, END_REASON, PREEMPTIONS, RECOMPUTED, CACHED, SCHEDULED, ROW, STAMP, DELIVERED = range(10)
+TRUE_OUTPUT, TOKEN_OFFSET, END_REASON, PREEMPTIONS, RECOMPUTED, CACHED, SCHEDULED, ROW, STAMP, DELIVERED, LOST = range(
+    11
+)  # LOST: the most tokens that a preemption took; computing one of them again is a recomputation
 # RunArrays.request_floats, per request
 FIRST_SCHEDULED, END_TIME = range(2)
 # RunArrays.log_ints, per step; log_floats: start and duration in seconds
@@ -96,7 +98,7 @@ def preempt(ints: IntArray, row: int, run: RunArrays, px: PrefixState) -> None:
     """Recompute preemption: the row waits again and loses all computed tokens."""
     index = ints[INDEX, row]
     drop(ints, row, run, px)
-    run.request_ints[RECOMPUTED, index] += ints[NUM_COMPUTED, row]
+    run.request_ints[LOST, index] = max(run.request_ints[LOST, index], ints[NUM_COMPUTED, row])
     run.request_ints[PREEMPTIONS, index] += 1
     ints[NUM_PREEMPTIONS, row] += 1
     ints[NUM_COMPUTED, row] = 0
@@ -190,7 +192,9 @@ def launch(
         ints[NUM_BLOCKS, row] = blocks
         if px.slot_of.size > 0:
             take_new(px, index, held, blocks)
-            publish(px, index, u // block_size, min(u + c, known) // block_size)
+            # Only blocks of tokens whose values are known: not of the one in flight.
+            in_flight = ints[NUM_IN_FLIGHT, row]
+            publish(px, index, (u - in_flight) // block_size, min(u + c, known - in_flight) // block_size)
         emits = u + c == known
         shape[NUM_TOKENS] += c
         if known - u == 1 and known > ints[NUM_PROMPT, row]:
@@ -208,6 +212,7 @@ def launch(
         ints[NUM_COMPUTED, row] = u + c
         ints[NUM_IN_FLIGHT, row] += 1 if emits else 0
         run.request_ints[SCHEDULED, index] += c
+        run.request_ints[RECOMPUTED, index] += max(0, min(run.request_ints[LOST, index] - u, c))
         flight[0, count] = index
         flight[1, count] = c if emits else -c
         count += 1
@@ -248,7 +253,7 @@ def complete(
     negative status, until `close_gaps`.
     """
     end = run.log_floats[LOG_START, step] + run.log_floats[LOG_DURATION, step]
-    num_finished = 0
+    num_finished, block_size = 0, run.limits[BLOCK_SIZE]
     for i in range(count):
         index = flight[0, i]
         row = run.request_ints[ROW, index]
@@ -262,9 +267,10 @@ def complete(
         if output == 0:
             floats[FIRST_TOKEN, row] = end
         floats[LAST_TOKEN, row] = end
+        if px.slot_of.size > 0 and ints[STATUS, row] == RUNNING:
+            full = (ints[NUM_COMPUTED, row] - ints[NUM_IN_FLIGHT, row]) // block_size
+            publish(px, index, full - 1, full)  # with two steps in flight the token now known may complete a block
         if output + 1 == run.request_ints[TRUE_OUTPUT, index]:
-            if ints[STATUS, row] == PREEMPTED:  # its last token was on its way: what it lost is not computed again
-                run.request_ints[RECOMPUTED, index] -= ints[NUM_PROMPT, row] + output
             drop(ints, row, run, px)
             run.request_ints[END_REASON, index] = FINISHED
             run.request_ints[DELIVERED, index] = output + 1
