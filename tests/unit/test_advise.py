@@ -64,7 +64,7 @@ def test_interference_and_crowd_decide(tmp_path, capsys):
     assert few["recommendation"] == "mixed"
     calm = advice(capsys, "--profile", profile(tmp_path, 0.0), "--max-concurrency", "400")
     assert calm["recommendation"] == "mixed"
-    assert calm["n_cross"] is None
+    assert calm["n_cross"] is None or calm["n_cross"] > 2000  # only where the token budget binds both
     assert calm["lead"] == pytest.approx(calm["lead_simulated"], abs=0.03)
 
 
