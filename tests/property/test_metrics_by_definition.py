@@ -71,7 +71,7 @@ class Plain:
         self.reason, self.label = int(log.end_reason[i]), int(log.slo_class[i])
         self.prompt, self.wanted = int(log.num_prompt_tokens[i]), int(log.num_output_tokens[i])
         self.queue = float(log.first_scheduled_time[i]) - self.a
-        self.gaps = [after - before for before, after in zip(self.t, self.t[1:], strict=False)]
+        self.gaps = [after - before for before, after in zip(self.t, self.t[1:], strict=True)]
         self.tpot = (self.t[-1] - self.t[0]) / (len(self.t) - 1) if len(self.t) > 1 else None
         left = self.reason == ABORTED and float(log.abort_time[i]) <= self.e
         self.open = left or self.reason == CUT_OFF
@@ -197,7 +197,10 @@ def test_engine_figures_are_sums_over_steps() -> None:
         log = run_ours(case := make_case(seed), workload_of(case))
         summary = summarize(log)
         busy = float(log.duration.sum())
-        kinds = ["decode" if p == 0 else "mixed" if d else "prefill" for p, d in zip(log.num_prefills, log.num_decodes)]
+        kinds = [
+            "decode" if p == 0 else "mixed" if d else "prefill"
+            for p, d in zip(log.num_prefills, log.num_decodes, strict=True)
+        ]
         for kind in ("decode", "prefill", "mixed"):
             of = [float(t) for t, k in zip(log.duration, kinds, strict=True) if k == kind]
             assert summary["step_mode_share"][kind] == pytest.approx(len(of) / len(kinds))
