@@ -4,7 +4,7 @@ T = L (GEMM(qkv) + GEMM(o) + GEMM(gate_up) + GEMM(down) + element-wise + attenti
     + embedding, last norm + lm_head and sampler (by sequences) + host
 
 Element-wise without a table: 2.5 us + bytes / (0.85 bandwidth). Written from that formula and the tables' columns
-alone. Batches lie on measured lengths where the tables say something of them, so that a few percent are left for repairs.
+alone. Batches lie on measured lengths, so that what is left for the repairs of the tables is small.
 """
 
 from __future__ import annotations
