@@ -11,7 +11,7 @@ import pytest
 
 from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel
-from slacktide.core.latency_families import SevenFeatureModel, features, least_squares
+from slacktide.core.latency_families import SevenFeatureModel, features, least_squares, scenes
 from slacktide.vllm import metrics as m
 from slacktide.vllm.belief import MIN_FITTED, REFIT_EVERY, OnlineBelief, nonnegative, prior_model, prior_samples
 from slacktide.vllm.guard import Fuse
@@ -54,6 +54,14 @@ def test_measured_steps_take_over_and_the_model_follows_a_change():
     assert belief.model.sources["label"] == "fitted"
     test = steps(300, 9000)
     assert np.median(np.abs(belief.model.step_times(test) / truth.step_times(test) - 1)) < 0.05
+
+
+def test_one_step_s_features_are_those_of_the_family():
+    from slacktide.vllm.belief import _features, _scene
+
+    for shape in steps(60, 70):
+        assert _features(shape).tolist() == features(shape[None])[0].tolist()
+        assert _scene(shape) == scenes(shape[None])[0]
 
 
 def test_hiccups_are_left_out_once_a_scene_is_known():
@@ -137,7 +145,8 @@ def line(**changes) -> StepLine:
     shape[s.NUM_TOKENS] = 5
     fields = {
         "start": 1.5, "duration": 0.02, "predicted": 0.03, "decision": 1e-4, "mode": "active",
-        "shape": tuple(shape.tolist()), "num_running": 5, "num_waiting": 1, "num_free_blocks": 9, "num_preempted": 0, "fallback": "", "shadow": None,
+        "shape": tuple(shape.tolist()), "num_running": 5, "num_waiting": 1,
+        "num_free_blocks": 9, "num_preempted": 0, "fallback": "", "shadow": None,
     }  # fmt: skip
     return StepLine(**(fields | changes))
 

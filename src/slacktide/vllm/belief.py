@@ -13,7 +13,7 @@ import numpy as np
 
 from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel, LatencyModel
-from slacktide.core.latency_families import SevenFeatureModel, features, scenes
+from slacktide.core.latency_families import SevenFeatureModel
 from slacktide.core.types import FloatArray
 
 PRIOR_MS = {"alpha_p": 10.0, "beta_p": 0.1, "alpha_d": 10.0, "beta_d": 0.05}
@@ -64,6 +64,9 @@ class OnlineBelief:
     """The current model, and the samples behind it."""
 
     def __init__(self, prior_ms: Mapping[str, float] | None = None) -> None:
+        from slacktide.core.kernels_latency import step_time_packed
+
+        self._step_time = step_time_packed
         prior = prior_model(prior_ms or {})
         self.gram = np.zeros((3, 8, 8))
         self.right = np.zeros((3, 8))
@@ -76,13 +79,17 @@ class OnlineBelief:
             self._accumulate(shape, float(time))
         self.model: LatencyModel = self._solve()
 
+    def predict(self, shape: FloatArray) -> float:
+        """Seconds of a step (float64[12]) by the current model."""
+        return float(self._step_time(self.model.packed, shape))
+
     def observe(self, shape: FloatArray, time: float) -> bool:
         """A measured step: its shape (float64[12]) and its seconds. True when a refit is due."""
         if not 0 < time < 1e6 or shape[s.NUM_TOKENS] <= 0:
             return False
-        scene = int(scenes(shape[None])[0])
+        scene = _scene(shape)
         if self.counts[scene] >= MIN_FITTED:
-            expected = float(self.model.step_times(shape[None])[0])
+            expected = self.predict(shape)
             if not expected / OUTLIER <= time <= expected * OUTLIER:
                 self.num_outliers += 1
                 return False
@@ -95,12 +102,12 @@ class OnlineBelief:
 
     def _accumulate(self, shape: FloatArray, time: float) -> None:
         """Add a sample to its scene's normal equations of |x w / time - 1|^2."""
-        scene = int(scenes(shape[None])[0])
-        row = features(shape[None])[0] / time
+        scene = _scene(shape)
+        row = _features(shape) / time
         keep = 1.0 - 1.0 / MEMORY
         self.gram[scene] *= keep
         self.right[scene] *= keep
-        self.gram[scene] += np.outer(row, row)
+        self.gram[scene] += row[:, None] * row
         self.right[scene] += row
 
     def refit(self) -> None:
@@ -115,6 +122,23 @@ class OnlineBelief:
         label = "fitted" if self.num_samples >= MIN_FITTED else "prior"
         text = f"{self.num_samples} measured steps, {self.num_outliers} outliers left out"
         return SevenFeatureModel(weights, floor, {"label": label, "latency": text})
+
+
+def _scene(shape: FloatArray) -> int:
+    """`latency_families.scenes` of one shape."""
+    if not shape[s.PREFILL_TOKENS] > 0:
+        return 0
+    return 2 if shape[s.NUM_DECODES] > 0 else 1
+
+
+def _features(shape: FloatArray) -> FloatArray:
+    """`latency_families.features` of one shape."""
+    x = shape.tolist()
+    context = x[s.PREFILL_CONTEXT] + x[s.DECODE_CONTEXT]
+    return np.array([
+        1.0, x[s.PREFILL_WORK], x[s.PREFILL_SQUARE], context, x[s.NUM_DECODES], x[s.DECODE_CONTEXT],
+        x[s.PREFILL_TOKENS], x[s.PREFILL_MAX],
+    ])  # fmt: skip
 
 
 def nonnegative(gram: FloatArray, right: FloatArray) -> FloatArray:

@@ -138,13 +138,12 @@ def check_scheduler(scheduler: Any) -> None:
 def check_async(scheduler_config: Any, is_async: bool, own_name: str, other_name: str) -> None:
     """Raise InputError when the class does not match vLLM's final word on async scheduling.
 
-    vLLM switches async scheduling off by itself (CPU, ngram speculation, pipeline parallel); scheduler_cls stays as typed.
+    vLLM switches async scheduling off by itself (CPU, ngram speculation, pipeline parallel) and leaves scheduler_cls.
     """
     if bool(scheduler_config.async_scheduling) != is_async:
         state = "on" if scheduler_config.async_scheduling else "off"
         raise InputError(
-            f"async scheduling is {state} in this engine, so {own_name} cannot run it: "
-            f"use --scheduler-cls {other_name}"
+            f"async scheduling is {state} in this engine, so {own_name} cannot run it: use --scheduler-cls {other_name}"
         )
 
 

@@ -36,6 +36,10 @@ REJECT_REASON = "rejected by the scheduling policy: the request's target cannot 
 _log = logging.getLogger("vllm.slacktide")
 
 
+class MirrorError(RuntimeError):
+    """The mirror's rows are not vLLM's live requests."""
+
+
 class Host:
     """One scheduler's brain. `scheduler` is vLLM's, already built."""
 
@@ -144,11 +148,17 @@ class Host:
         try:
             self._retire_finished(decision.start)
             self.ledger.mark_preempted()
+            if not len(self.mirror) == len(self.mirror.slot_of) == len(self.scheduler.requests):
+                raise MirrorError(f"{len(self.mirror)} rows for {len(self.scheduler.requests)} requests")
             decision.fallback = self._reason_to_rest()
             if decision.fallback:
                 self.metrics.add("fallbacks", decision.fallback)
             elif self.mode != "stock" and self.mirror.table.n:
                 steering = self._decide(decision)
+        except MirrorError:
+            decision.fallback = "mirror"
+            self._failed("mirror", blame_policy=False)
+            self._rebuild()
         except TooSlow:
             decision.fallback, decision.plan = "slow", None
             self._failed("slow")
@@ -184,7 +194,9 @@ class Host:
             plan = self.policy.plan(view)
             check_plan(plan, view.live, view.limits)
             speculative = self.scheduler.num_spec_tokens > 0
-            wanted = chunks(plan, view.live, lambda rows: self._requests(rows, shown), speculative=speculative)
+            wanted = chunks(
+                plan, view.live, lambda rows: self._slots(rows, shown), self.mirror, speculative=speculative
+            )
             ours = shadow.forecast(self.mirror, view, plan, shown) if self.mode == "shadow" else None
         self.fuse.good()
         decision.predicted = plan.predicted_step_time
@@ -193,6 +205,8 @@ class Host:
             self.metrics.add("fallbacks", "stalled")
             return None
         decision.plan = dict(zip(wanted.limits, plan.num_scheduled_tokens.tolist(), strict=True))
+        decision.rows = plan.rows if shown is None else shown[plan.rows]
+        decision.tokens = plan.num_scheduled_tokens
         decision.ours = ours
         if ours is not None:
             return None
@@ -217,11 +231,10 @@ class Host:
             self.metrics.add("rejected", by=len(steering.rejected))
             self._retire_finished(now)
 
-    def _requests(self, rows: IntArray, shown: IntArray | None) -> list[Any]:
-        """vLLM's requests behind rows of what the policy saw."""
-        mirror = self.mirror
-        slots = mirror.slot_of_row[rows if shown is None else shown[rows]].tolist()
-        return [mirror.objects[slot] for slot in slots]
+    def _slots(self, rows: IntArray, shown: IntArray | None) -> list[int]:
+        """The mirror's slots behind rows of what the policy saw."""
+        slots: list[int] = self.mirror.slot_of_row[rows if shown is None else shown[rows]].tolist()
+        return slots
 
     def _stalls(self, wanted: Chunks, now: float) -> bool:
         """Whether plans have been empty for too long with nothing in flight."""

@@ -7,6 +7,7 @@ scheduling a step is scheduled while its predecessor still runs.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from slacktide.core import shape as s
-from slacktide.core.live import INDEX, NUM_IN_FLIGHT, NUM_OUTPUT, NUM_PROMPT
-from slacktide.core.types import FloatArray, IntArray, StepResult
+from slacktide.core.live import INDEX, NUM_COMPUTED, NUM_IN_FLIGHT, NUM_OUTPUT, NUM_PROMPT
+from slacktide.core.types import BoolArray, FloatArray, IntArray, StepResult
 from slacktide.vllm import compat, outcome, shadow
 from slacktide.vllm.belief import OnlineBelief
 from slacktide.vllm.estimate import Publisher
@@ -47,6 +48,9 @@ class Decision:
     """Why vLLM scheduled alone."""
     plan: dict[str, int] | None = None
     """Request id -> tokens our policy wants; None when it was not asked."""
+    rows: IntArray | None = None
+    tokens: IntArray | None = None
+    """The same as `plan`, as rows of the mirror: good only until rows move."""
     predicted: float | None = None
     """The policy's own prediction of the step's seconds."""
     ours: shadow.Ours | None = None
@@ -109,25 +113,29 @@ class Ledger:
             preempted = ints[INDEX, mirror.preempted(sorted(output.preempted_req_ids))]
             self.metrics.add("preempted", by=preempted.size)
         scheduled: dict[str, int] = output.num_scheduled_tokens
-        slots = np.array([mirror.slot_of[i] for i in scheduled], dtype=np.int64)
-        rows = mirror.row_of_slot[slots]
-        tokens = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
+        if decision.plan == scheduled and decision.rows is not None and decision.tokens is not None:
+            rows, tokens = decision.rows, decision.tokens
+            slots = mirror.slot_of_row[rows]
+        else:
+            slots = np.array([mirror.slot_of[i] for i in scheduled], dtype=np.int64)
+            rows = mirror.row_of_slot[slots]
+            tokens = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
+            if decision.plan is not None and decision.ours is None:
+                self.metrics.add("plan_deviations")
         emitted = ints[NUM_OUTPUT, rows] + ints[NUM_IN_FLIGHT, rows]
         known = ints[NUM_PROMPT, rows] + emitted
-        due = mirror.table.live.next_deadline if decision.ours is not None else None
+        due = mirror.table.live.next_deadline[rows] if decision.ours is not None else None
         mirror.admitted(rows)
-        contexts = np.array([mirror.objects[slot].num_computed_tokens for slot in slots.tolist()], np.int64) - tokens
-        shape = s.batch_shape(tokens, contexts, (known - contexts <= 1) & (emitted > 0))
-        predicted = float(self.belief.model.step_times(shape[None])[0]) if rows.size else 0.0
+        mirror.refresh(slots.tolist(), rows, outputs=False)
+        contexts = ints[NUM_COMPUTED, rows] - tokens
+        shape = _shape(tokens, contexts, (known - contexts <= 1) & (emitted > 0))
+        predicted = self.belief.predict(shape) if rows.size else 0.0
         beside = None
         if decision.ours is not None and due is not None:
             beside = shadow.compare(
-                mirror, self.metrics, decision.plan or {}, decision.ours, scheduled, rows, tokens, predicted,
-                decision.start,
+                self.metrics, decision.plan or {}, decision.ours, scheduled, due[contexts + tokens >= known],
+                decision.start + predicted,
             )  # fmt: skip
-        elif decision.plan is not None and decision.plan != scheduled:
-            self.metrics.add("plan_deviations")
-        mirror.refresh(slots.tolist(), rows, outputs=False)
         running = len(self.scheduler.running)
         counts = (running, mirror.table.n - running, compat.num_free_blocks(self.scheduler))
         self.steps.append(
@@ -234,7 +242,20 @@ class Ledger:
         """Write what is left, take away what the front end reads."""
         self.writer.close()
         self._publisher.remove()
-        self._metrics_path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another engine's files may be in the directory
+            self._metrics_path.unlink(missing_ok=True)
+            self._metrics_path.parent.rmdir()
+
+
+def _shape(tokens: IntArray, contexts: IntArray, decodes: BoolArray) -> FloatArray:
+    """`core.shape.batch_shape`, with a short way for the common step of decodes alone."""
+    if not decodes.all() or not tokens.size:
+        return s.batch_shape(tokens, contexts, decodes)
+    shape = np.zeros(s.SHAPE_SIZE)
+    shape[s.NUM_TOKENS] = tokens.sum()
+    shape[s.NUM_SEQUENCES] = shape[s.NUM_DECODES] = tokens.size
+    shape[s.DECODE_CONTEXT], shape[s.DECODE_MAX_CONTEXT] = contexts.sum(), contexts.max()
+    return shape
 
 
 def _suffixed(path: str, suffix: str) -> str:

@@ -54,6 +54,8 @@ class Mirror:
         self.table = LiveTable(1024)
         self.objects: list[Any] = []
         """vLLM's Request by slot; None in a free slot."""
+        self.ids: list[str] = []
+        """Request ids by slot."""
         self.slot_of: dict[str, int] = {}
         self.row_of_slot: IntArray = np.full(1024, -1, dtype=np.int64)
         self.slot_of_row: IntArray = np.full(1024, -1, dtype=np.int64)
@@ -72,6 +74,7 @@ class Mirror:
         """Forget every row; numbers go on."""
         self.table.resized(0)
         self.objects.clear()
+        self.ids.clear()
         self.slot_of.clear()
         self.blocked.clear()
         self._free.clear()
@@ -86,7 +89,8 @@ class Mirror:
         slot = self._free.pop() if self._free else len(self.objects)
         if slot == len(self.objects):
             self.objects.append(None)
-        self.objects[slot] = request
+            self.ids.append("")
+        self.objects[slot], self.ids[slot] = request, request.request_id
         self.slot_of[request.request_id] = slot
         if blocked:
             self.blocked.add(slot)

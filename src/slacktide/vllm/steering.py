@@ -23,6 +23,7 @@ import numpy as np
 
 from slacktide.core.types import RUNNING, IntArray, Limits, Live, Plan
 from slacktide.vllm import compat
+from slacktide.vllm.mirror import Mirror
 
 NO_LIMIT = 1 << 62
 """Chunk of a row that gets all it needs: vLLM may then add speculative tokens, which no plan counts."""
@@ -33,19 +34,17 @@ class PlanError(ValueError):
 
 
 class Chunks(NamedTuple):
-    """A plan in vLLM's terms, in service order."""
+    """A plan in vLLM's terms."""
 
     limits: dict[str, int]
-    """Request id -> most tokens of this step; an id that is not here gets none."""
-    running: list[Any]
-    """Running requests to serve, in order."""
+    """Request id -> most tokens of this step, in service order; an id that is not here gets none."""
+    running: list[Any] | None
+    """Running requests to serve, in order; None when that is the order of vLLM's running list."""
     admitted: list[Any]
     """Waiting requests to admit, in order."""
     preempted: list[Any]
     rejected: list[Any]
     token_cap: int | None
-    in_list_order: bool
-    """Whether `running` follows the order of vLLM's running list."""
 
 
 def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
@@ -66,52 +65,50 @@ def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
         raise PlanError(f"token_cap={plan.token_cap!r}: expected a whole number or None")
     if plan.token_cap is not None and plan.token_cap < 0:
         raise PlanError(f"token_cap={plan.token_cap}: expected at least 0")
-    once = np.zeros(n, dtype=np.int64)
-    for column in (rows, plan.preempted, plan.rejected):
-        np.add.at(once, column, 1)
-    if once.max(initial=0) > 1:
-        raise PlanError(f"row {int(once.argmax())} is named more than once among rows, preempted and rejected")
-    if plan.preempted.size and not np.all(live.status[plan.preempted] == RUNNING):
+    named = rows
+    if plan.preempted.size or plan.rejected.size:
+        named = np.concatenate([rows, plan.preempted, plan.rejected])
+    if named.size and np.bincount(named, minlength=n).max() > 1:
+        raise PlanError("a row is named more than once among rows, preempted and rejected")
+    runs = live.status == RUNNING
+    if plan.preempted.size and not np.all(runs[plan.preempted]):
         raise PlanError("preempts a row that does not run")
-    if rows.size:
-        if tokens.min() <= 0:
-            raise PlanError("gives a row no token, or less")
-        known = live.num_prompt_tokens[rows] + live.num_output_tokens[rows] + live.num_in_flight_tokens[rows]
-        if np.any(tokens > known - live.num_computed_tokens[rows]):
-            raise PlanError("gives a row more tokens than it needs")
-        if int(tokens.sum()) > limits.max_num_batched_tokens:
-            raise PlanError(f"{int(tokens.sum())} tokens, over the budget of {limits.max_num_batched_tokens}")
-        left = np.isin(plan.rejected, np.flatnonzero(live.status == RUNNING)).sum() + plan.preempted.size
-        running = int((live.status == RUNNING).sum()) - int(left) + int((live.status[rows] != RUNNING).sum())
-        if running > limits.max_num_seqs:
-            raise PlanError(f"{running} running requests, with {limits.max_num_seqs} seats")
+    if not rows.size:
+        return
+    if tokens.min() <= 0:
+        raise PlanError("gives a row no token, or less")
+    if np.any(tokens > live.num_tokens_needed[rows]):
+        raise PlanError("gives a row more tokens than it needs")
+    if int(tokens.sum()) > limits.max_num_batched_tokens:
+        raise PlanError(f"{int(tokens.sum())} tokens, over the budget of {limits.max_num_batched_tokens}")
+    left = plan.preempted.size + int(runs[plan.rejected].sum())
+    running = int(runs.sum()) - left + int((~runs[rows]).sum())
+    if running > limits.max_num_seqs:
+        raise PlanError(f"{running} running requests, with {limits.max_num_seqs} seats")
 
 
-def chunks(plan: Plan, live: Live, objects: Callable[[IntArray], list[Any]], *, speculative: bool) -> Chunks:
-    """The plan in vLLM's terms. `objects` gives vLLM's requests behind rows of `live`."""
+def chunks(
+    plan: Plan, live: Live, slots: Callable[[IntArray], list[int]], mirror: Mirror, *, speculative: bool
+) -> Chunks:
+    """The plan in vLLM's terms. `slots` gives the mirror's slots behind rows of `live`."""
     rows, tokens = plan.rows, plan.num_scheduled_tokens
     runs = live.status[rows] == RUNNING
-    known = live.num_prompt_tokens[rows] + live.num_output_tokens[rows] + live.num_in_flight_tokens[rows]
-    base = np.where(runs, live.num_computed_tokens[rows], live.num_cached_tokens[rows])
     # A waiting row's hits may be fewer than believed: only with speculation, whose padding must stay whole, is it free.
-    whole = (tokens >= known - base) & (runs | speculative)
-    requests = objects(rows)
-    most = np.where(whole, NO_LIMIT, tokens).tolist()
-    served: list[Any] = requests
-    admitted: list[Any] = []
+    needed = live.num_tokens_needed[rows]
     if not runs.all():
-        flags = runs.tolist()
-        served = [request for request, run in zip(requests, flags, strict=True) if run]
-        admitted = [request for request, run in zip(requests, flags, strict=True) if not run]
+        needed = np.where(runs, needed, needed - live.num_cached_tokens[rows] if speculative else NO_LIMIT)
+    found, objects = slots(rows), mirror.objects
+    most = np.where(tokens >= needed, NO_LIMIT, tokens).tolist()
     order = live.admission_order[rows[runs]]
+    in_order = bool(np.all(order[1:] > order[:-1]))
+    flags = runs.tolist() if len(order) < len(found) or not in_order else []
     return Chunks(
-        {request.request_id: limit for request, limit in zip(requests, most, strict=True)},
-        served,
-        admitted,
-        objects(plan.preempted) if plan.preempted.size else [],
-        objects(plan.rejected) if plan.rejected.size else [],
+        dict(zip(map(mirror.ids.__getitem__, found), most, strict=True)),
+        None if in_order else [objects[slot] for slot, run in zip(found, flags, strict=True) if run],
+        [objects[slot] for slot, run in zip(found, flags, strict=True) if not run] if len(order) < len(found) else [],
+        [objects[slot] for slot in slots(plan.preempted)] if plan.preempted.size else [],
+        [objects[slot] for slot in slots(plan.rejected)] if plan.rejected.size else [],
         None if plan.token_cap is None else int(plan.token_cap),
-        bool(np.all(order[1:] > order[:-1])),
     )
 
 
@@ -133,7 +130,7 @@ class Steering:
             self.rejected = compat.reject(scheduler, [request.request_id for request in plan.rejected])
         if plan.preempted:
             compat.preempt(scheduler, plan.preempted)
-        if not plan.in_list_order:
+        if plan.running is not None:
             self._order = scheduler.running
             served = set(plan.running)
             rest = [request for request in scheduler.running if request not in served]
