@@ -23,6 +23,8 @@ Form = Literal["sound", "paper"]
 
 MIN_CHUNK = 256
 """Least prompt tokens worth a step of their own: below it the step's time is that of reading the weights."""
+HOLD = 0.5
+"""Share of its TTFT that a prompt may wait for slots: the rest is for what nobody foresees (bursts, wrong beliefs)."""
 KV_GUARD = 0.05
 """Share of the KV blocks that a refill leaves free: about z sqrt(N v) of the memory-safe rule at 300 to 600 slots."""
 PAPER_GUARD = (0.05, 0.6)
@@ -159,12 +161,14 @@ def streams_slack(view: StepView, decode: BoolArray) -> tuple[float, float]:
 
 
 def first_token_at_risk(view: StepView, decode: BoolArray, heads: IntArray) -> bool:
-    """One of the admissible `heads` can still meet its TTFT now, but not after another decode step.
+    """One of the admissible `heads` can still meet its TTFT, and has waited for slots as long as it may.
 
-    Predicted time of a head: full prompt steps for all tokens up to its own.
+    It may wait until HOLD of its TTFT is over, and no longer than its prefill allows: full prompt steps for all tokens
+    up to its own, which take longer where running streams interrupt them once every TBT.
     """
     live, limits = view.live, view.limits
-    target = live.arrival_time[heads] + live.slo_ttft[heads]
+    ttft = live.slo_ttft[heads]
+    target = live.arrival_time[heads] + ttft
     if not np.isfinite(target).any():
         return False
     tokens = np.cumsum(np.maximum(uncached_tokens(view)[heads], 1)).astype(np.float64)
@@ -177,8 +181,12 @@ def first_token_at_risk(view: StepView, decode: BoolArray, heads: IntArray) -> b
     left = tokens % budget
     share = np.clip((left - tokens[0]) / max(budget - tokens[0], 1.0), 0.0, 1.0)
     needed = (tokens // budget) * full + np.where(left > 0, first + share * (full - first), 0.0)
+    step = decode_time(view, decode)
+    tbt = float(live.slo_tbt[decode].min(initial=np.inf))
+    needed = needed / max(1.0 - step / tbt, 0.1)
     slack = target - view.now - needed
-    return bool(((slack >= 0) & (slack < decode_time(view, decode))).any())
+    patience = live.arrival_time[heads] + HOLD * ttft - view.now
+    return bool(((slack >= 0) & (np.minimum(slack, patience) < step)).any())
 
 
 def decode_time(view: StepView, decode: BoolArray) -> float:
