@@ -26,6 +26,14 @@ HERE = Path(__file__).parent
 TARGET_MEDIAN_MS, TARGET_P99_MS = 0.2, 1.0
 """The bars: median at 256 running requests, 99th percentile at 1,000."""
 
+COLUMNS = {
+    "added_median_ms": "added median",
+    "added_p99_ms": "p99",
+    "stock_median_ms": "vLLM median",
+    "share_of_stock": "share",
+    "end_of_step_median_ms": "end of step",
+}
+
 
 def measure(policy: str, running: int, steps: int, is_async: bool, directory: Path) -> dict[str, Any]:
     """Times of `steps` steps with about `running` requests, milliseconds."""
@@ -103,26 +111,25 @@ def main() -> None:
         assert get(name)
         chosen.append(name)
     rows = []
-    print(
-        f"{'policy':<24}{'running':>8}{'added median':>14}{'p99':>9}{'vLLM median':>13}{'share':>8}{'end of step':>13}  (ms)"
-    )
+    print("milliseconds a step")
+    print(f"{'policy':<24}{'running':>8}" + "".join(f"{name:>13}" for name in COLUMNS.values()))
     with tempfile.TemporaryDirectory() as directory:
         for policy in chosen:
             for running in args.running:
                 row = measure(policy, running, args.steps, not args.sync, Path(directory))
                 rows.append(row)
-                print(
-                    f"{policy:<24}{running:>8}{row['added_median_ms']:>14.3f}{row['added_p99_ms']:>9.3f}"
-                    f"{row['stock_median_ms']:>13.3f}{row['share_of_stock']:>8.2f}{row['end_of_step_median_ms']:>13.3f}",
-                    flush=True,
-                )
+                print(f"{policy:<24}{running:>8}" + "".join(f"{row[key]:>13.3f}" for key in COLUMNS), flush=True)
     import vllm
 
     args.out.mkdir(parents=True, exist_ok=True)
     about = {
-        "vllm": vllm.__version__, "python": platform.python_version(),
-        "machine": platform.processor() or platform.machine(), "cpus": os.cpu_count(), "load": os.getloadavg()[0], "targets": [TARGET_MEDIAN_MS, TARGET_P99_MS],
-    }  # fmt: skip
+        "vllm": vllm.__version__,
+        "python": platform.python_version(),
+        "machine": platform.processor() or platform.machine(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "targets": [TARGET_MEDIAN_MS, TARGET_P99_MS],
+    }
     (args.out / "overhead.json").write_text(json.dumps({"about": about, "rows": rows}, indent=1) + "\n")
 
 
