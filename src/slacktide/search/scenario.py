@@ -130,14 +130,19 @@ def _workload(scenario: Scenario, engine_key: tuple[Any, ...], isolated: Callabl
 
 
 def rotated(workload: Workload, share: float) -> Workload:
-    """The same requests, starting at `share` of the span: what came before follows at the end, one mean gap later."""
+    """The same requests, starting at `share` of the span: what came before follows at the end, one mean gap later.
+
+    Time 0 is the cut itself, not the first arrival after it: a cut falls into long gaps most often, and dropping that
+    gap would shorten bursty traces (a quarter of 2,000 requests of azure-code), so that the rates of two rotations
+    differed.
+    """
     times, n = workload.arrival_time, len(workload)
-    first = int(np.searchsorted(times, times[0] + share * workload.span))
+    cut = times[0] + share * workload.span
+    first = int(np.searchsorted(times, cut))
     if n < 2 or not 0 < first < n:
         return workload
-    mean_gap = workload.span / (n - 1)
-    shifted = times - times[first]
-    shifted[:first] += workload.span + mean_gap
+    shifted = times - cut
+    shifted[:first] += workload.span + workload.span / (n - 1)
     return workload.with_arrivals(np.maximum(shifted, 0.0))
 
 
