@@ -52,7 +52,7 @@ def test_within_1_percent_of_the_better_mode(truth: AffineModel, concurrency: in
 
 @pytest.mark.parametrize(
     ("truth", "belief", "right"),
-    [(MODEL, CALM, "exclusive"), (CALM, replace(CALM, kappa=2.5e-5), "mixed")],
+    [(MODEL, CALM, "exclusive"), (CALM, replace(CALM, kappa=1.8e-5), "mixed")],
     ids=["unseen-interference", "imagined-interference"],
 )
 def test_a_wrong_belief_is_found_out(truth: AffineModel, belief: AffineModel, right: str):

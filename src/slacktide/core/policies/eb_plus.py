@@ -45,6 +45,8 @@ DRAIN_GATE = 16
 """Below this demand no decision is taken: the queue drains (authors' code)."""
 COOLDOWN = 3
 """Evaluations after a switch without another one."""
+MISTAKE = 0.1
+"""A gain beyond this ends the cool-down of the sound form: no oscillation is that large, the switch was wrong."""
 STICKY = 3.0
 """paper: leaving EB takes this many margins."""
 BURST = 2.0
@@ -103,7 +105,7 @@ class EbPlus:
     """paper: margin between LHS and RHS, seconds per token; the experiments used 1e-6 to 1e-5."""
     explore_every: int = 3000
     """Completions after which a mode that has not run is tried again, sooner where both are close; 0 never tries."""
-    explore_within: float = 0.1
+    explore_within: float = 0.05
     """A mode is tried only while its predicted throughput is at most this share below the other's."""
     kv_guard: float = KV_GUARD
     """Share of the KV blocks that a refill leaves free."""
@@ -172,7 +174,9 @@ class EbPlus:
             if select.mode != "mixed":  # so few requests that every step is bound by reading the weights
                 select.switch("mixed", 0)
             return
-        cost = {mode: predicted[mode] * (select.corrections[mode].value or 1.0) for mode in predicted}
+        # A mode never measured shares the error of the one that was: what lies in the belief or the lengths, not in it.
+        shared = select.corrections[select.mode].value or 1.0
+        cost = {mode: predicted[mode] * (select.corrections[mode].value or shared) for mode in predicted}
         select.lead = cost["mixed"] / cost["exclusive"] - 1.0
         other: Mode = "exclusive" if select.mode == "mixed" else "mixed"
         gain = cost[select.mode] / cost[other] - 1.0
@@ -182,7 +186,8 @@ class EbPlus:
             select.cooldown = 0
         if select.cooldown > 0:
             select.cooldown -= 1
-            return
+            if gain < MISTAKE:
+                return
         done = control.lengths.completions
         if gain > (0.0 if first else self.margin):
             select.switch(other, 0 if first else min(TRIAL // 2, self.update_every))
