@@ -191,10 +191,13 @@ def launch(
         run.counters[FREE] -= blocks - held
         ints[NUM_BLOCKS, row] = blocks
         if px.slot_of.size > 0:
-            take_new(px, index, held, blocks)
+            if blocks > held:  # calls that do nothing cost as much as the rest of a row
+                take_new(px, index, held, blocks)
             # Only blocks of tokens whose values are known: not of the one in flight.
             in_flight = ints[NUM_IN_FLIGHT, row]
-            publish(px, index, (u - in_flight) // block_size, min(u + c, known - in_flight) // block_size)
+            first, last = (u - in_flight) // block_size, min(u + c, known - in_flight) // block_size
+            if last > first:
+                publish(px, index, first, last)
         emits = u + c == known
         shape[NUM_TOKENS] += c
         if known - u == 1 and known > ints[NUM_PROMPT, row]:
@@ -268,8 +271,9 @@ def complete(
             floats[FIRST_TOKEN, row] = end
         floats[LAST_TOKEN, row] = end
         if px.slot_of.size > 0 and ints[STATUS, row] == RUNNING:
-            full = (ints[NUM_COMPUTED, row] - ints[NUM_IN_FLIGHT, row]) // block_size
-            publish(px, index, full - 1, full)  # with two steps in flight the token now known may complete a block
+            known = ints[NUM_COMPUTED, row] - ints[NUM_IN_FLIGHT, row]
+            if known % block_size == 0:  # with two steps in flight the token now known may complete a block
+                publish(px, index, known // block_size - 1, known // block_size)
         if output + 1 == run.request_ints[TRUE_OUTPUT, index]:
             drop(ints, row, run, px)
             run.request_ints[END_REASON, index] = FINISHED
