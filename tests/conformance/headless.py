@@ -29,6 +29,9 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+CAPS_LONE_PROMPTS = "long_prefill_token_threshold_adaptive" not in SchedulerConfig.__dataclass_fields__
+"""vLLM 0.29 and 0.30 apply long_prefill_token_threshold to a lone request, too; our vllm-v1 is that of 0.32."""
+
 BLOCK_SIZE = 16
 EOS = 50_000
 

@@ -70,7 +70,8 @@ def test_the_plug_in_makes_the_steps_of_the_stock_scheduler(kind, batch, directo
         for reason in ("error", "mirror", "slow", "stalled", "observe"):
             assert metrics.get("fallbacks", reason) == 0, (number, reason)
         if stock.facts == ours.facts:
-            assert kind == "prefix" or metrics.get("plan_deviations") == 0
+            capped = h.CAPS_LONE_PROMPTS and case.options.threshold  # vLLM then cuts what was planned
+            assert kind == "prefix" or capped or metrics.get("plan_deviations") == 0
             continue
         pairs = enumerate(zip(stock.facts, ours.facts, strict=False))
         step, (theirs, mine) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
@@ -85,6 +86,8 @@ def test_the_simulator_makes_the_steps_of_the_stock_scheduler(kind, batch, direc
     unequal = 0
     for number, case in enumerate(cases(kind, batch)):
         surprises: list[int] = []
+        if h.CAPS_LONE_PROMPTS:
+            case = dataclasses.replace(case, options=dataclasses.replace(case.options, threshold=0))  # noqa: PLW2901
         stock, tokens = simulated.by_vllm(case, directory, surprises)
         ours, own_tokens = simulated.by_simulator(case)
         if stock == ours:
