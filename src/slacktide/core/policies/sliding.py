@@ -72,8 +72,9 @@ class Sliding:
     """Where lack of KV blocks leaves a prompt at risk no batch, take them from a request that has missed already."""
     output_statistics: bool = False
     """Learn how many output tokens requests want; the next steps' decodes and end-to-end targets are reckoned by it."""
-    alpha: float = 0.8
-    """Urgency from which a prompt is urgent (the paper gives no value; its reading takes 1)."""
+    alpha: float | None = None
+    """Urgency from which a prompt is urgent; none: 1 in the paper's reading (the paper gives no value), else beta, so
+    that nobody is: to lift those about to miss above the shorter ones costs more requests than it saves."""
     beta: float = 1.5
     """Urgency from which a prompt is hopeless."""
     margin: float = DEFAULT_MARGIN
@@ -216,11 +217,18 @@ class Sliding:
         protected = (live.priority[rows] < 0) | (live.num_output_tokens[rows] > 0)
         order = self.order or ("paper" if self._paper else "mlps")
         if order == "paper":
-            alpha = 1.0 if self._paper and self.alpha == 0.8 else self.alpha
+            alpha = 1.0 if self.alpha is None else self.alpha
             return rows[paper_order(remaining, slack, rho, protected, alpha)], _NO_ROWS, rho
         relegated = live.relegated[rows] != 0
         found_classes = classes(
-            remaining, slack, rho, protected, relegated, alpha=self.alpha, beta=self.beta, least=least
+            remaining,
+            slack,
+            rho,
+            protected,
+            relegated,
+            alpha=self.beta if self.alpha is None else self.alpha,
+            beta=self.beta,
+            least=least,
         )
         lost = found_classes >= HOPELESS
         if order == "mlps":
