@@ -5,6 +5,7 @@ On simulated runs with refusals, aborts, preemptions and closed loops, in all mo
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import replace
@@ -71,7 +72,7 @@ class Plain:
         self.reason, self.label = int(log.end_reason[i]), int(log.slo_class[i])
         self.prompt, self.wanted = int(log.num_prompt_tokens[i]), int(log.num_output_tokens[i])
         self.queue = float(log.first_scheduled_time[i]) - self.a
-        self.gaps = [after - before for before, after in zip(self.t, self.t[1:], strict=True)]
+        self.gaps = [after - before for before, after in itertools.pairwise(self.t)]
         self.tpot = (self.t[-1] - self.t[0]) / (len(self.t) - 1) if len(self.t) > 1 else None
         left = self.reason == ABORTED and float(log.abort_time[i]) <= self.e
         self.open = left or self.reason == CUT_OFF
