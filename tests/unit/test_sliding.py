@@ -15,7 +15,7 @@ from slacktide.core.kinds import DECODE, PREFILL
 from slacktide.core.latency import AffineModel
 from slacktide.core.latency_families import RooflineModel, SevenFeatureModel
 from slacktide.core.live import LiveTable
-from slacktide.core.outputs import OutputLengths
+from slacktide.core.outputs import OutputLengths, StepYield
 from slacktide.core.pack import as_policy
 from slacktide.core.policies.qoserve import QoServe
 from slacktide.core.policies.sliding import Sliding
@@ -199,6 +199,17 @@ def test_output_lengths_are_learnt_from_finished_requests():
         assert outputs.expected(3.0) == 3.0 or i >= 20
         outputs.observe(np.array([i, 1000]))
     assert outputs.expected(3.0) == pytest.approx(7.0)
+
+
+def test_tokens_per_step_are_measured():
+    policy = Sliding(tokens_per_step=0, guard=0)
+    assert not policy.decode_runs
+    for step in range(200):
+        rows = [decode(0.2) | {"output": 1 + 3 * step, "computed": 100 + 3 * step}, {"prompt": 50, "ttft": 9.0}]
+        policy.plan(view(rows))
+    assert policy._yield.mean == pytest.approx(3.0, rel=1e-3)
+    one = StepYield()
+    assert one.watch(view([decode(0.2)]).live, np.array([0])) == 1.0
 
 
 # ---- windows ---------------------------------------------------------------------------------------------------------

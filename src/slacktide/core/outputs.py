@@ -1,4 +1,4 @@
-"""Learns how many output tokens requests want, from those that finished."""
+"""What a policy learns of outputs: how many tokens requests want, and how many a step yields."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from slacktide.core.types import IntArray, Live
 
 FORGET = 0.99
 """Weight of the past per finished request: the last 100 count."""
+FRESH = 0.05
+"""Weight of the newest step in the yield: the last 20 steps count."""
 LEAST = 20
 """Finished requests before the mean is believed."""
 
@@ -38,3 +40,25 @@ class OutputLengths:
     def expected(self, prior: float) -> float:
         """Mean output tokens; `prior` until enough requests have finished."""
         return self.total / self.weight if self.count >= LEAST else prior
+
+
+@dataclass
+class StepYield:
+    """Output tokens per decode and step: 1 without speculative decoding, else accepted drafts + 1."""
+
+    mean: float = 1.0
+    _before: dict[int, int] = field(default_factory=dict[int, int])
+
+    def watch(self, live: Live, decodes: IntArray) -> float:
+        """Compare with the step before (every step must be shown), remember this one; returns the smoothed mean >= 1.
+
+        `decodes`: rows that decode in this step.
+        """
+        output = live.num_output_tokens
+        if self._before:
+            known = dict(zip(live.index.tolist(), output.tolist(), strict=True))
+            gained = [known[i] - before for i, before in self._before.items() if i in known]
+            if gained:
+                self.mean = max(1.0, FRESH * sum(gained) / len(gained) + (1 - FRESH) * self.mean)
+        self._before = dict(zip(live.index[decodes].tolist(), output[decodes].tolist(), strict=True))
+        return self.mean

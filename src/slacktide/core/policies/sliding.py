@@ -22,7 +22,7 @@ from slacktide.core.chunker import Load
 from slacktide.core.constructor import Batch, can_hold, construct, construct_paper
 from slacktide.core.deadlines import Survey, windows
 from slacktide.core.guard import ArrivalGuard
-from slacktide.core.outputs import OutputLengths
+from slacktide.core.outputs import OutputLengths, StepYield
 from slacktide.core.policies._shared import require_at_least, require_choice
 from slacktide.core.policy import register
 from slacktide.core.priority import (
@@ -94,7 +94,7 @@ class Sliding:
     max_anchors: int = 8
     """Prompts at risk whose time is tried as the step's."""
     tokens_per_step: float = 1.0
-    """Output tokens per step and request, above 1 with speculative decoding (accepted drafts + 1)."""
+    """Output tokens per step and request, above 1 with speculative decoding (accepted drafts + 1); 0 measures it."""
     guard: float = 0.35
     """Prompts lengthen a step by at most this many times the tightest recent TTFT target, for those who arrive
     during it; 0 is off, as in reading=paper (a prompt of that target then still has time for two such steps)."""
@@ -102,6 +102,7 @@ class Sliding:
     """Output tokens a request is expected to want, where an end-to-end target must be turned into a pace."""
     _guard: ArrivalGuard = field(default_factory=ArrivalGuard, init=False, repr=False, compare=False)
     _rate: PrefillRate = field(default_factory=PrefillRate, init=False, repr=False, compare=False)
+    _yield: StepYield = field(default_factory=StepYield, init=False, repr=False, compare=False)
     _outputs: OutputLengths = field(default_factory=OutputLengths, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -114,14 +115,16 @@ class Sliding:
             constructor=(None, "off", "sound", "paper"),
         )
         require_at_least(self, 1, "window", "margin", "max_chunk", "quantum", "max_candidates", "max_anchors")
-        require_at_least(self, 1, "tokens_per_step", "expected_output_tokens", "ageing_tokens")
+        require_at_least(self, 1, "expected_output_tokens", "ageing_tokens")
+        if self.tokens_per_step != 0:
+            require_at_least(self, 1, "tokens_per_step")
         require_at_least(self, 0, "alpha", "beta", "ageing", "guard", "least_gain")
         require_at_least(self, 1e-3, "late_factor")
 
     @property
     def decode_runs(self) -> bool:
-        """A step of plain decoding teaches something only where output lengths are learnt."""
-        return not self.output_statistics
+        """A step of plain decoding teaches something only where outputs are learnt."""
+        return not self.output_statistics and self.tokens_per_step > 0
 
     @property
     def steerable(self) -> bool:
@@ -144,10 +147,11 @@ class Sliding:
             expected = self._outputs.expected(expected)
         found = look(view, rebase=not self._paper, expected_output=expected)
         step = begin(view, found, self._margin, self.max_chunk)
+        gain = self.tokens_per_step or self._yield.watch(view.live, step.decodes)
         if not step.prefills.size:
             return self._done(decode_only(step), 0)
         least = step.seconds(step.decode_load, 0) if step.decodes.size else 0.0
-        bounds, late = self._bounds(found, least)
+        bounds, late = self._bounds(found, least, gain)
         cap = math.inf
         if self.guard > 0 and not self._paper:
             self._guard.watch(view.live, step.prefills)
@@ -201,12 +205,12 @@ class Sliding:
     def _constructor(self) -> Constructor:
         return self.constructor or ("paper" if self._paper else "sound")
 
-    def _bounds(self, found: Survey, least: float) -> tuple[FloatArray, int]:
+    def _bounds(self, found: Survey, least: float, tokens_per_step: float) -> tuple[FloatArray, int]:
         """The paper protects decodes that are not late; which those are it leaves open."""
         count = max(self.window, 2)
         if self._paper:
             return windows(found, 0.0, count, late_factor=math.inf)
-        return windows(found, least, count, late_factor=self.late_factor, tokens_per_step=self.tokens_per_step)
+        return windows(found, least, count, late_factor=self.late_factor, tokens_per_step=tokens_per_step)
 
     def _sorted(self, step: Step, least: float) -> tuple[IntArray, IntArray, float]:
         """(prompts in service order, those of them that are hopeless or relegated, pace of prefills)."""
