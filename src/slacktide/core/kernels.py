@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -23,6 +26,31 @@ from slacktide.core.live import (
 from slacktide.core.types import RUNNING, FloatArray, IntArray
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _forget_stale_code() -> None:
+    """Delete cached machine code when any compiled source has changed since it was made.
+
+    numba looks at the file of a function alone, but its machine code contains the functions of other files that it
+    calls: after an update of one of them it would go on running the old ones.
+    """
+    package = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for source in sorted(package.rglob("*.py")):
+        text = source.read_bytes()
+        if b"@compiled" in text:
+            digest.update(text)
+    stamp = Path(__file__).parent / "__pycache__" / "compiled.sha256"
+    with contextlib.suppress(OSError):  # what cannot be written cannot have been cached here either
+        if stamp.exists() and stamp.read_text() == digest.hexdigest():
+            return
+        for code in package.rglob("__pycache__/*.nb[ci]"):
+            code.unlink(missing_ok=True)
+        stamp.parent.mkdir(exist_ok=True)
+        stamp.write_text(digest.hexdigest())
+
+
+_forget_stale_code()
 
 
 def compiled(function: F) -> F:

@@ -1,0 +1,43 @@
+"""Cached machine code never outlives the sources it was made of."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import slacktide
+
+CALLER = """
+from slacktide.core.kernels import compiled
+from slacktide.core.callee import inner
+
+@compiled
+def outer(x):
+    return inner(x)
+"""
+CALLEE = """
+from slacktide.core.kernels import compiled
+
+@compiled
+def inner(x):
+    return x + {added}
+"""
+
+
+def test_a_changed_callee_is_compiled_into_its_unchanged_caller(tmp_path: Path) -> None:
+    package = tmp_path / "slacktide"
+    shutil.copytree(
+        Path(slacktide.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "data", "vllm", "cli")
+    )
+    (package / "core" / "caller.py").write_text(CALLER)
+    seen = []
+    for added in (1, 2):
+        (package / "core" / "callee.py").write_text(CALLEE.format(added=added))
+        code = "from slacktide.core.caller import outer; print(outer(1))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        seen.append(done.stdout.strip())
+    assert seen == ["2", "3"]
+    assert list(package.rglob("*.nbc")), "nothing was cached, so nothing was shown"
