@@ -68,7 +68,9 @@ def main() -> int:
     if args.update:
         lines = [f'  "{name}": {{\n' + ",\n".join(f'   "{k}": {json.dumps(v)}' for k, v in rows.items()) + "\n  }"
                  for name, rows in new.items()]  # fmt: skip
-        GOLDEN.write_text(f'{{\n "columns": {json.dumps(COLUMNS)},\n "policies": {{\n' + ",\n".join(lines) + "\n }\n}\n")
+        GOLDEN.write_text(
+            f'{{\n "columns": {json.dumps(COLUMNS)},\n "policies": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+        )
         return 0
     return int(differences > 0)
 

@@ -14,7 +14,7 @@ from .helpers import ONE_SECOND, Req, schedule
 
 
 def test_whole_prompts_in_order_of_arrival():
-    # Budget 13: B (4) does not fit beside A's 10; C (12) waits until one decode is left, and D behind C although it fits.
+    # Budget 13: B (4) does not fit beside A's 10; C (12) waits for all but one decode, and D behind C although it fits.
     requests = [Req(10, 4), Req(4, 5), Req(12, 2, arrival=1.0), Req(2, 3, arrival=1.0)]
     assert schedule(Fcfs(), requests, max_num_batched_tokens=13) == [
         {"A": 10},
