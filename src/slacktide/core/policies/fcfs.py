@@ -1,9 +1,9 @@
 """First come, first served, whole prompts: continuous batching in its plainest form.
 
 One order by arrival over running and waiting requests; every running request gets its token, and a prompt joins the
-step only as a whole, when token budget and KV blocks allow; the first that cannot ends admission. When blocks run out the
-youngest is preempted. Source: the textbook rule, as a plain control beside the engines: vllm-v1 without chunks, orca
-without reservations. Ignores SLOs, priorities and phases. A prompt beyond any step's budget has to be cut all the same.
+step only as a whole, when token budget and KV blocks allow; the first that cannot ends admission. When blocks run out
+the youngest is preempted. Source: the textbook rule, as a plain control beside the engines: vllm-v1 without chunks,
+orca without reservations. Ignores SLOs, priorities and phases. A prompt beyond any step's budget is cut all the same.
 """
 
 from __future__ import annotations
