@@ -68,10 +68,10 @@ dev: $(VENV)/.stamp-dev ## the same with the tools for check and test
 # ---- use --------------------------------------------------------------------------------------------------------------
 
 .PHONY: demo demo-sim demo-engine
-demo: demo-sim ## both halves: policies compared in the simulator, then on a real vLLM on this machine's CPUs
-	@$(MAKE) --no-print-directory demo-engine
+demo: demo-sim ## compare the policies on a packaged trace in the simulator; results in demo-results/
+	@echo "The same on a real vLLM, on this machine's CPUs: make demo-engine (downloads 2 GB, then takes 5 minutes)"
 
-demo-sim: $(VENV)/.stamp-base ## compare the policies on a packaged trace; results in demo-results/
+demo-sim: $(VENV)/.stamp-base
 	$(PY) -m slacktide compare --trace $(TRACE) --profile $(PROFILE) --policy $(POLICY) --slo $(SLO) --rate $(RATE) --out $(OUT)
 
 # The model lies beside the environment that serves it; where there is no CPU vLLM the demo ends here, in peace.

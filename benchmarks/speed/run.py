@@ -32,7 +32,7 @@ from slacktide.workload.requests import ClosedLoop, Workload
 HERE = Path(__file__).parent
 RIVAL = "sched-sim==0.2.1"
 PROFILE = "h100/llama-3-8b"
-AZURE_RATE = 20.0  # requests/s: near what PROFILE can carry, so queues form and batches are large
+AZURE_RATE = 14.0  # requests/s: near what PROFILE can carry, so queues form and batches are large
 
 
 def fixed_live(live: int, requests: int, seed: int = 0) -> Workload:
