@@ -50,13 +50,22 @@ def unharmed(result: dict[str, Any]) -> bool:
     return not bad and result["samples"] > 10
 
 
-@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi-edf", "sliding"])
+@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi-edf", "sliding", "eb"])
 def test_texts_are_those_of_stock_vllm(run, policy):
     stock, _ = run("stock")
     ours, _ = run(policy)
     assert ours["texts"] == stock["texts"]
     assert ours["long"] == stock["long"]
     assert unharmed(ours)
+
+
+def test_exclusive_steps(run):
+    """Under eb no step of the real engine holds both prompts and decodes, and refills wait for k = 3 free seats."""
+    _, where = run("eb")
+    lines = [json.loads(line) for line in (where / "steps.jsonl").read_text().splitlines()]
+    assert not [line for line in lines if line["num_prefills"] and line["num_decodes"]]
+    assert sum(line["num_prefills"] > 0 for line in lines) > 4
+    assert sum(line["num_decodes"] > 0 for line in lines) > 20
 
 
 def test_features_that_run_on_a_cpu(run):

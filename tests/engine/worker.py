@@ -91,6 +91,7 @@ JOBS: dict[str, Any] = {
     "vllm-v1": lambda m, d: plain(m, d, {"policy": "vllm-v1"}),
     "sarathi-edf": lambda m, d: plain(m, d, {"policy": "sarathi-edf:chunk_size=48", "slo": "ttft:2000,tbt:200"}),
     "sliding": lambda m, d: plain(m, d, {"policy": "sliding", "slo": "ttft:2000,tbt:200"}),
+    "eb": lambda m, d: plain(m, d, {"policy": "eb:k=3", "step_log": str(d / "steps.jsonl")}),
     "features": features,
     "stock-ngram": lambda m, d: plain(m, d, None, speculative_config=NGRAM),
     "ngram": lambda m, d: plain(m, d, {"policy": "sarathi-edf"}, speculative_config=NGRAM),
