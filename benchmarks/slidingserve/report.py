@@ -154,7 +154,7 @@ def transient_figure(rows: list[dict[str, Any]], path: Path) -> None:
     for part in range(1, 10, 2):
         axis.axvspan(2 * part, 2 * part + 2, color="0.9", zorder=0)
     axis.set(xlabel="arrival, minutes (grey: high rate)", ylabel="late requests, %", xlim=(0, 20), ylim=(0, 100))
-    axis.legend(fontsize=7, ncols=2)
+    axis.legend(fontsize=7, ncols=2, loc="upper center")
     fig.tight_layout()
     fig.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(fig)

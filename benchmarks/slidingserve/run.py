@@ -280,7 +280,7 @@ def main() -> None:
         "sensitivity": lambda: windows_and_errors(given.seeds),
         "timing": timing,
         "qwen": lambda: goodput([QWEN], DATASETS, ARMS, given.seeds, "goodput"),
-        "others": lambda: goodput(OTHERS, ("mixed-v1", "arxiv-v1"), ARMS, given.seeds, "goodput"),
+        "others": lambda: goodput(OTHERS, ("arxiv-v1", "mixed-v1"), ARMS, given.seeds, "goodput"),
         "curves": lambda: curves(given.seeds),
     }
     for name in given.only.split(","):
