@@ -33,11 +33,11 @@ def test_a_changed_callee_is_compiled_into_its_unchanged_caller(tmp_path: Path) 
     )
     (package / "core" / "caller.py").write_text(CALLER)
     seen = []
-    for added in (1, 2):
+    for added in (1, 22):  # another length: Python itself tells sources of one second apart by their size
         (package / "core" / "callee.py").write_text(CALLEE.format(added=added))
         code = "from slacktide.core.caller import outer; print(outer(1))"
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
                               capture_output=True, text=True, check=True)  # fmt: skip
         seen.append(done.stdout.strip())
-    assert seen == ["2", "3"]
+    assert seen == ["2", "23"]
     assert list(package.rglob("*.nbc")), "nothing was cached, so nothing was shown"
