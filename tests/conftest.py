@@ -1,4 +1,4 @@
-"""Settings of every test: no deadlines on a shared machine, a failing example that can be replayed, Ctrl-C that works."""
+"""Settings of every test: no deadlines, a failing example that can be replayed, Ctrl-C that works."""
 
 from __future__ import annotations
 
