@@ -99,9 +99,10 @@ def test_the_step_log_and_the_capture(run):
     assert "gold" in captured.slo_classes
 
 
-def test_ngram_speculation(run):
+@pytest.mark.parametrize("job", ["ngram", "sliding-ngram"])
+def test_ngram_speculation(run, job):
     """Rows of several tokens: no token is lost, none is another one."""
     stock, _ = run("stock-ngram")
-    ours, _ = run("ngram")
+    ours, _ = run(job)
     assert ours["long"] == stock["long"]
     assert unharmed(ours)

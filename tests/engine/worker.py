@@ -95,6 +95,9 @@ JOBS: dict[str, Any] = {
     "features": features,
     "stock-ngram": lambda m, d: plain(m, d, None, speculative_config=NGRAM),
     "ngram": lambda m, d: plain(m, d, {"policy": "sarathi-edf"}, speculative_config=NGRAM),
+    "sliding-ngram": lambda m, d: plain(
+        m, d, {"policy": "sliding:tokens_per_step=0", "slo": "ttft:2000,tbt:200"}, speculative_config=NGRAM
+    ),
 }
 
 if __name__ == "__main__":
