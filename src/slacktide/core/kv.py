@@ -23,9 +23,10 @@ def usable_blocks(num_gpu_blocks: int) -> int:
     return max(num_gpu_blocks - 1, 0)
 
 
-def lifetime_blocks(num_prompt_tokens: int, num_output_tokens: int, block_size: int) -> int:
-    """Most blocks that a request ever holds: the last output token is never computed, so it needs no slot."""
-    return blocks_for(max(num_prompt_tokens + num_output_tokens - 1, 1), block_size)
+def lifetime_blocks(num_prompt_tokens: IntArray, num_output_tokens: IntArray, block_size: int) -> IntArray:
+    """Most blocks that requests ever hold: the last output token is never computed, so it needs no slot."""
+    computed: IntArray = np.maximum(num_prompt_tokens + num_output_tokens - 1, 1)
+    return blocks_for(computed, block_size)
 
 
 def check_conservation(num_free_blocks: int, held: IntArray, num_blocks: int) -> None:

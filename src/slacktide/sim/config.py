@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from slacktide.core.kv import lifetime_blocks
 from slacktide.core.types import IntArray
 from slacktide.errors import InputError
 from slacktide.workload.requests import Workload
@@ -46,5 +47,5 @@ class EngineConfig:
 def never_fits(workload: Workload, config: EngineConfig) -> IntArray:
     """Requests that the engine cannot hold even alone: too long for the model, or for all its KV blocks."""
     length = workload.num_prompt_tokens + workload.num_output_tokens
-    blocks = -(-np.maximum(length - 1, 1) // config.block_size)
+    blocks = lifetime_blocks(workload.num_prompt_tokens, workload.num_output_tokens, config.block_size)
     return np.flatnonzero((blocks > config.num_blocks) | (length > config.max_model_len))

@@ -14,12 +14,20 @@ from time import perf_counter
 
 import numpy as np
 
-from slacktide.core.kv import lifetime_blocks
 from slacktide.core.latency import LatencyModel
-from slacktide.core.live import INDEX, NUM_FLOAT_FIELDS, NUM_INT_FIELDS, NUM_OUTPUT, RELEGATED, STATUS, LiveTable
+from slacktide.core.live import (
+    ARRIVAL,
+    INDEX,
+    NUM_FLOAT_FIELDS,
+    NUM_INT_FIELDS,
+    NUM_OUTPUT,
+    RELEGATED,
+    STATUS,
+    LiveTable,
+)
 from slacktide.core.pack import WalkArguments
 from slacktide.core.policy import Policy
-from slacktide.core.types import WAITING, FloatArray, IntArray, Limits, Plan, StepResult, StepView
+from slacktide.core.types import FloatArray, IntArray, Limits, Plan, StepResult, StepView
 from slacktide.metrics.log import ABORTED, REJECTED, RunLog
 from slacktide.sim import fast_forward as compiled_runs
 from slacktide.sim import prefix, steps
@@ -213,20 +221,16 @@ class _Run:
 
     def _let_in(self) -> None:
         """Append all requests that are due, and drop those whose client has given up."""
-        workload, config, table = self.workload, self.config, self.table
+        table = self.table
+        ints, floats = self.recorder.entry_columns()
         for index in self.arrivals.due(self.now):
-            prompt, output = int(workload.num_prompt_tokens[index]), int(workload.num_output_tokens[index])
-            fits = lifetime_blocks(prompt, output, config.block_size) <= config.num_blocks
-            if not fits or prompt + output > config.max_model_len:
-                self._end(index, REJECTED, self.arrivals.sent(index))
+            sent = self.arrivals.sent(index)
+            if ints[INDEX, index] < 0:
+                self._end(index, REJECTED, sent)
                 continue
             self.run.request_ints[steps.ROW, index] = table.n
-            table.append_row(
-                (index, WAITING, prompt, workload.max_tokens[index], 0, 0, 0, 0, 0, 0, workload.priority[index], 0, -1,
-                 workload.tenant[index], workload.slo_class[index], 0, 0),
-                (self.arrivals.sent(index), workload.slo_ttft[index], workload.slo_tbt[index], workload.slo_e2e[index],
-                 math.nan, math.nan),
-            )  # fmt: skip
+            table.append_row(ints[:, index], floats[:, index])
+            table.floats[ARRIVAL, table.n - 1] = sent
         self._give_up()
 
     def _give_up(self) -> None:

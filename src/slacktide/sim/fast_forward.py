@@ -271,8 +271,8 @@ def walk_run(
     """Run a policy that is `walk` with constant arguments, from arrival to retirement.
 
     arguments: token budget, long-prefill threshold, chunked prefill?, reserve the full prompt?, watermark blocks,
-        max_model_len. request_rows int64[16, requests]: the integer columns a request enters with (index -1: leave it
-        to Python); request_targets float64[6, requests]: the float columns.
+        max_model_len.
+    request_rows, request_targets: `RunRecorder.entry_columns` (index -1: leave the request to Python).
     until: clock at which Python wants control; stop_when_finished: also after any step that ended a request;
         next_abort: a step that lasts until then is launched only, and comes back in `flight`.
     Returns (why, rows, next request, ended requests in `finished`, offending row or rows in flight, clock).

@@ -90,7 +90,7 @@ class RunRecorder:
         return self._flight
 
     def entry_columns(self) -> tuple[IntArray, FloatArray]:
-        """What each request enters the live table with, (int64[16, n], float64[6, n]); index -1 marks one to refuse."""
+        """What each request enters the live table with, a column each; index -1 marks one to refuse."""
         if self._entries is None:
             w, n = self.workload, len(self.workload)
             ints = np.zeros((NUM_INT_FIELDS, n), dtype=np.int64)
