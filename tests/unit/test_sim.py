@@ -351,3 +351,23 @@ def test_a_policy_that_thrashes_for_ever_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("slacktide.sim.engine._PATIENCE", 100)
     with pytest.raises(PlanError, match="policy thrash delivered no token in 100 steps, with 1 requests live"):
         simulate(workload([0.0], [20], [1]), Thrash(), MODEL, EngineConfig())
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "sent"),
+    [
+        ({"closed": ClosedLoop(concurrency=1, think_time=0.5)}, {}, [0.0, 0.53, 1.06]),
+        ({}, {"max_concurrency": 1}, [0.0, 0.03, 0.06]),
+    ],
+)
+def test_a_policy_sees_when_a_request_was_sent(
+    columns: dict[str, Any], options: dict[str, Any], sent: list[float]
+) -> None:
+    """In a closed loop, and behind a client's limit, that is not the workload's arrival time; it starts the deadlines."""
+    seen: dict[int, float] = {}
+
+    def note(view: StepView, _: Plan) -> None:
+        seen.update(zip(view.live.index.tolist(), view.live.arrival_time.tolist(), strict=True))
+
+    run(workload([0.0] * 3, [20] * 3, [1] * 3, **columns), on_step=note, **options)
+    assert [seen[i] for i in range(3)] == pytest.approx(sent)
