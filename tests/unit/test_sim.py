@@ -363,7 +363,7 @@ def test_a_policy_that_thrashes_for_ever_is_named(monkeypatch: pytest.MonkeyPatc
 def test_a_policy_sees_when_a_request_was_sent(
     columns: dict[str, Any], options: dict[str, Any], sent: list[float]
 ) -> None:
-    """In a closed loop, and behind a client's limit, that is not the workload's arrival time; it starts the deadlines."""
+    """In a closed loop, and behind a client limit, that is not the workload arrival time; deadlines start there."""
     seen: dict[int, float] = {}
 
     def note(view: StepView, _: Plan) -> None:
