@@ -164,6 +164,7 @@ def walk(
     gone[:n] = 0
     count = 0
     num_preempted = 0
+    num_admitted = 0
     for position in range(num_candidates):
         if token_budget <= 0:
             break
@@ -183,6 +184,18 @@ def walk(
                 continue
             blocks = -(-(computed + tokens) // block_size) - ints[NUM_BLOCKS, row]
             while blocks > num_free_blocks and gone[row] == 0:
+                if num_admitted > 0:  # nobody is admitted in a step that preempts: take the last one back first
+                    last = count - 1
+                    while ints[STATUS, plan[0, last]] == RUNNING:
+                        last -= 1
+                    token_budget += plan[1, last]
+                    num_free_blocks += plan[5, last]
+                    for j in range(last, count - 1):
+                        plan[0, j], plan[1, j], plan[5, j] = plan[0, j + 1], plan[1, j + 1], plan[5, j + 1]
+                    count -= 1
+                    num_admitted -= 1
+                    admit = False
+                    continue
                 victim = _pick_victim(ints, n, gone, victim_key)
                 count, tokens_back, blocks_back = _unschedule(ints, plan, count, victim, block_size)
                 token_budget += tokens_back
@@ -217,11 +230,13 @@ def walk(
                 admit = False
                 continue
             num_running += 1
+            num_admitted += 1
             if keep_back:
                 reserved += max(0, must_fit - blocks)
         num_free_blocks -= blocks
         token_budget -= tokens
         plan[0, count] = row
         plan[1, count] = tokens
+        plan[5, count] = blocks
         count += 1
     return count, num_preempted

@@ -76,7 +76,7 @@ def pack(
 
         _walk = walk
     limits, n = view.limits, view.live.index.size
-    plan = np.empty((5, n), dtype=np.int64)
+    plan = np.empty((6, n), dtype=np.int64)
     count, num_preempted = _walk(
         view.live.columns[0],
         n,
@@ -121,6 +121,7 @@ def pack_reference(
     known = live.num_prompt_tokens + live.num_output_tokens
     budget = limits.max_num_batched_tokens if token_budget is None else token_budget
     watermark = limits.watermark_blocks if watermark_blocks is None else watermark_blocks
+    admitted: dict[int, int] = {}
     free, given, preempted = limits.num_free_blocks, dict[int, int](), list[int]()
     kept_back = {r: max(0, blocks_for(int(known[r]), bs) - int(live.num_blocks[r])) for r in running}
     list_rules = order is None if list_rules is None else list_rules
@@ -152,6 +153,10 @@ def pack_reference(
                 continue
             blocks = new_blocks(r, tokens)
             while blocks > free and r in running:
+                if admitted:  # nobody is admitted in a step that preempts: take the last one back first
+                    last, its_blocks = admitted.popitem()
+                    budget, free, admit = budget + given.pop(last), free + its_blocks, False
+                    continue
                 lost = victim()
                 running.remove(lost)
                 preempted.append(lost)
@@ -184,6 +189,7 @@ def pack_reference(
                 admit = False
                 continue
             num_running += 1
+            admitted[r] = blocks
             reserved += max(0, whole - blocks) if keep_back else 0
         free -= blocks
         budget -= tokens

@@ -50,7 +50,7 @@ class RunRecorder:
         ints[steps.END_REASON] = steps.OPEN
         ints[steps.ROW] = -1
         ints[steps.STAMP] = -1
-        self._scratch: IntArray = np.empty((5, 64), dtype=np.int64)
+        self._scratch: IntArray = np.empty((6, 64), dtype=np.int64)
         self._flight: IntArray = np.empty((2, 64), dtype=np.int64)
         self._entries: tuple[IntArray, FloatArray] | None = None
         self._run = steps.RunArrays(
@@ -78,9 +78,9 @@ class RunRecorder:
         return step
 
     def scratch(self, n: int) -> IntArray:
-        """Work space of compiled runs for n rows: int64[5, >= max(n, block_size)]."""
+        """Work space of compiled runs for n rows: int64[6, >= max(n, block_size)]."""
         if self._scratch.shape[1] < max(n, self.config.block_size):
-            self._scratch = np.empty((5, 2 * max(n, self.config.block_size)), dtype=np.int64)
+            self._scratch = np.empty((6, 2 * max(n, self.config.block_size)), dtype=np.int64)
         return self._scratch
 
     def flight(self, n: int) -> IntArray:
