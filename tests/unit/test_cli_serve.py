@@ -67,6 +67,19 @@ def test_targets_are_spelt_out_in_milliseconds(capsys):
     assert found["slo"] == {"ttft": 200.0, "tbt": 100.0}
 
 
+def test_relative_targets_go_with_a_profile(capsys):
+    found = dry(capsys, "m", "--slo", "dialogue;batch=ttft:20x", "--profile", "h100/llama-3-8b")
+    assert json.loads(value(found, "--additional-config"))["slacktide"] == {
+        "policy": "sarathi-edf",
+        "slo": "ttft:5x,tbt:40",
+        "classes": {"batch": "ttft:20x"},
+        "prior": "h100/llama-3-8b",
+    }
+    assert (found["slo"], found["classes"]) == ({"ttft": "5x", "tbt": 40.0}, {"batch": {"ttft": "20x"}})
+    assert main(["serve", "m", "--slo", "dialogue", "--profile", "h100/llama-3-8b", "--dry-run"]) == 0
+    assert "slo: ttft 5x the prompt's time alone, tbt 40 ms" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -193,7 +206,9 @@ def test_the_words_of_a_dry_run(capsys):
         ([], "expected a model"),
         (["m", "--policy", "sarathi-edff"], "did you mean sarathi-edf"),
         (["m", "--policy", "sarathi-edf,vllm-v1"], "expected one policy"),
-        (["m", "--slo", "ttft:5x"], "needs a profile"),
+        (["m", "--slo", "ttft:5x"], "name a profile"),
+        (["m", "--slo", "ttft:5x", "--profile", "h100/llama-3-8x"], "llama-3-8x"),
+        (["m", "--slo", "ttft:5x", "--profile", "h100/llama-3-8b", "--reject", "503"], "give TTFTs in ms"),
         (["m", "--slo", "ttfx:5"], "unknown SLO target"),
         (["m", "--scheduler-cls", "a.B"], "chosen by slacktide serve"),
         (["m", "--additional-config", "{"], "expected a JSON object"),

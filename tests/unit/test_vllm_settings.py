@@ -10,8 +10,8 @@ import pytest
 from slacktide.core.types import MAX_SLO_SECONDS, SLO
 from slacktide.errors import InputError
 from slacktide.vllm.settings import Settings, build_policy, from_additional_config, policy_spec, state_dir
-from slacktide.vllm.targets import MAX_LABELS, MIN_SLO_SECONDS, OTHER, Labels, Targets, parse_slo
-from slacktide.workload.slos import parse_slo as parse_on_the_command_line
+from slacktide.vllm.targets import MAX_LABELS, MIN_SLO_SECONDS, OTHER, Labels, Targets, read_slos, spelt
+from slacktide.workload.slos import list_slo_presets, parse_slo
 
 
 def test_no_settings_are_the_defaults():
@@ -42,6 +42,7 @@ def test_settings_are_read():
         ({"prior": {"alpha": 1}}, "alpha_"),
         ({"prior": {"alpha_d": -1}}, "prior.alpha_d=-1"),
         ({"classes": "gold"}, "classes='gold': expected an object"),
+        ({"prior": 3}, "prior=3: expected an object, or the name of a profile"),
     ],
 )
 def test_bad_settings_are_named(given, message):
@@ -103,17 +104,66 @@ def test_servers_have_directories_of_their_own(tmp_path):
 # ---- targets ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["ttft:500", "ttft:500,tbt:50", "ttft:500 tpot:50", "e2el:30000,ttft:1.5", "itl:40"])
-def test_targets_are_read_as_on_the_command_line(text):
-    ours, theirs = parse_slo(text), parse_on_the_command_line(text)
-    assert (ours.ttft, ours.tbt, ours.e2e) == (theirs.ttft, theirs.tbt, theirs.e2e)
+PRIOR = {"alpha_p": 10.0, "beta_p": 0.1}
 
 
-@pytest.mark.parametrize("text", ["", "ttft", "chat", "ttft:0", "ttft:-5", "ttft:nan", "ttft:1e99", "tft:5", "ttft:5x",
-                                  "ttft:5,ttft:6", "tbt:5,tpot:6"])  # fmt: skip
+@pytest.mark.parametrize("text", ["ttft:500", "ttft:500 tpot:50", "e2el:30s,ttft:1.5", "itl:40", "ttft:5x,tbt:40",
+                                  *(preset.name for preset in list_slo_presets())])  # fmt: skip
+def test_targets_are_those_of_the_command_line(text):
+    spec = parse_slo(text)
+    targets = Settings(slo=text, prior=PRIOR).targets()
+    assert targets.default == SLO(spec.ttft, spec.tbt, spec.e2e)
+    assert targets.factors == ({"": spec.ttft_factor} if spec.ttft_factor else {})
+    assert parse_slo(spelt(spec)) == spec
+
+
+def test_slo_names_classes_too():
+    settings = Settings(slo="chat;batch=e2el:600s;gold=ttft:2x", classes={"silver": "rag"}, prior=PRIOR)
+    targets = settings.targets()
+    assert targets.default == SLO(0.2, 0.05)
+    assert targets.by_class == {"batch": SLO(e2e=600.0), "gold": SLO(), "silver": SLO(0.3, 0.1, 3.0)}
+    assert targets.factors == {"gold": 2.0}
+    assert [targets.classes.code(name) for name in ("batch", "gold", "silver")] == [1, 2, 3]
+    assert Settings(slo="batch=e2el:9").targets().default == SLO()
+
+
+@pytest.mark.parametrize("text", ["ttft", "ttft:0", "ttft:-5", "ttft:nan", "ttft:1e99", "tft:5", "tbt:5x", "chta", ";",
+                                  "ttft:5,ttft:6", "tbt:5,tpot:6", "a=ttft:5;a=ttft:6"])  # fmt: skip
 def test_bad_targets_are_refused(text):
-    with pytest.raises(InputError, match="slo"):
-        parse_slo(text)
+    with pytest.raises(InputError, match=r"slacktide\.slo: "):
+        Settings(slo=text).targets()
+    with pytest.raises(InputError, match="here: "):
+        read_slos(text, "here")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (Settings(slo="ttft:5x"), "5x.*name a profile"),
+        (Settings(classes={"a": "dialogue"}), "5x.*name a profile"),
+        (Settings(slo="a=ttft:5", classes={"a": "ttft:6"}), "classes.a.*names this class"),
+        (Settings(classes={"a": "b=ttft:6"}), "of this class alone"),
+        (Settings(classes={"a": "ttft:6;b=ttft:6"}), "of this class alone"),
+    ],
+)
+def test_targets_that_cannot_hold_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        settings.targets()
+
+
+def test_a_relative_target_is_written_out_once():
+    targets = Settings(slo="ttft:5x,tbt:50;gold=ttft:100;slow=ttft:20x", prior=PRIOR).targets()
+    told = targets.with_ttft({"slo_class": "other", "tenant": "me"}, lambda: 0.3)
+    assert told == {"slo_class": "other", "tenant": "me", "slo_ttft_ms": 1500.0}
+    assert targets.of(told)[0] == SLO(1.5, 0.05)
+    assert targets.with_ttft(None, lambda: 0.3) == {"slo_ttft_ms": 1500.0}
+    assert targets.with_ttft({"slo_class": "slow"}, lambda: 0.3)["slo_ttft_ms"] == 6000.0
+    assert targets.with_ttft(None, lambda: 1e9)["slo_ttft_ms"] == MAX_SLO_SECONDS * 1e3
+    for own in ({"slo_class": "gold"}, {"slo_ttft_ms": 70}, {"slo_ttft_ms": "70"}, {"slo_ttft_ms": -4}):
+        assert targets.with_ttft(own, lambda: 1 / 0) is own
+    assert (targets.invalid, targets.clamped) == (0, 0)
+    assert targets.with_ttft({"slo_ttft_ms": "soon"}, lambda: 0.3) == {"slo_ttft_ms": 1500.0}
+    assert targets.invalid == 1
 
 
 def test_a_request_brings_its_own_targets():

@@ -11,7 +11,6 @@ example:
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shlex
 import sys
@@ -22,7 +21,6 @@ from slacktide.errors import InputError
 
 if TYPE_CHECKING:
     from slacktide.vllm.serve import Command, Wish
-    from slacktide.workload.slos import SLOSpec
 
 PASSES_ON = True
 """Arguments that are not ours are kept, in their order, in `args.rest` (see cli/main.py)."""
@@ -39,7 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--slo",
         metavar="LIST",
-        help="targets of requests that bring none, in ms: ttft:2000,tbt:200; per class: 'ttft:2000;batch=e2el:600000'",
+        help="targets of requests that bring none, in ms: ttft:2000,tbt:200; per class: 'ttft:2000;batch=e2el:600000'; "
+        "presets and ttft:5x as in the simulator",
+    )
+    group.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="GPU and model as in the simulator: step times believed until they are measured (default: made up); "
+        "ttft:5x needs one",
     )
     group.add_argument(
         "--mode",
@@ -107,25 +112,19 @@ def _wish(args: argparse.Namespace) -> Wish:
         headers[name] = to
     given = "--additional-config" in " ".join(args.rest).replace("_", "-")
     policy = args.policy or (None if args.stock or given else POLICY)
-    return Wish(policy, slo, classes, args.mode, args.stock, args.reject, headers)
+    return Wish(policy, slo, classes, args.mode, args.profile, args.stock, args.reject, headers)
 
 
 def _targets(text: str | None) -> tuple[str | None, dict[str, str]]:
-    """(default targets, targets by class) in ms, presets and units spelt out: the engine knows numbers alone."""
+    """(default targets, targets by class) in ms, presets and units spelt out: the command shows what will hold."""
     if text is None:
         return None, {}
+    from slacktide.vllm.targets import spelt
     from slacktide.workload.slos import parse_slos
 
     slos = parse_slos(text)
-    if slos.needs_prefill_time:
-        raise InputError(f"--slo {text!r}: a multiple of the isolated prefill time needs a profile; give milliseconds")
-    default = _in_ms(slos.default) if slos.default else None
-    return default, {name: _in_ms(spec) for name, spec in slos.by_class.items()}
-
-
-def _in_ms(spec: SLOSpec) -> str:
-    numbers = {"ttft": spec.ttft, "tbt": spec.tbt, "e2el": spec.e2e}
-    return ",".join(f"{name}:{value * 1e3:.10g}" for name, value in numbers.items() if not math.isinf(value))
+    default = spelt(slos.default) if slos.default else None
+    return default, {name: spelt(spec) for name, spec in slos.by_class.items()}
 
 
 def _tell(args: argparse.Namespace, made: Command, version: str | None, out: Any) -> None:
@@ -156,5 +155,9 @@ def _tell(args: argparse.Namespace, made: Command, version: str | None, out: Any
     print("\n".join(f"slacktide: {line}" for line in lines), file=out)
 
 
-def _words(slo: dict[str, float]) -> str:
-    return ", ".join(f"{name} {value:g} ms" for name, value in slo.items()) or "none"
+def _words(slo: dict[str, float | str]) -> str:
+    words = [
+        f"{name} {value} the prompt's time alone" if isinstance(value, str) else f"{name} {value:g} ms"
+        for name, value in slo.items()
+    ]
+    return ", ".join(words) or "none"

@@ -1,38 +1,41 @@
-"""What the plug-in believes of step times: SlidingServe's seven features, refitted online from measured steps.
+"""What the plug-in believes of step times: the extended features, refitted on line from measured steps.
 
-Per scene (decode, prefill, mixed) the normal equations of relative errors are kept up sample by sample, old samples
-fading; a refit solves them with weights >= 0. They start from a few made-up samples of a prior, so that the first
-steps have a sane prediction and real ones soon outweigh it. The prior is printed as such: nobody measured it.
+The fitting is `profiling.online`'s: refits in a thread of its own, kept only when they are better on steps held out,
+drift noticed. What it starts from is a profile the user named, or a made-up prior, printed as such: nobody measured it.
+Because a prior may be wrong by a factor that a refitter takes for outliers, the first steps of each scene (decode,
+prefill, mixed) scale it as a whole, and so do later ones that are far off in a row. A new model is taken over between
+steps, never inside a decision.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel, LatencyModel
-from slacktide.core.latency_families import SevenFeatureModel
+from slacktide.core.latency_extended import ExtendedFeatureModel
+from slacktide.core.latency_families import SCENES
 from slacktide.core.types import FloatArray
+from slacktide.errors import InputError
+from slacktide.profiling.fit import fit_extended
+from slacktide.profiling.online import OUTLIER, Refitter
 
 PRIOR_MS = {"alpha_p": 10.0, "beta_p": 0.1, "alpha_d": 10.0, "beta_d": 0.05}
 """A server GPU with a model of some 8 billion weights, to the order of magnitude: 10,000 prompt tokens a second."""
 
-PRIOR_SAMPLES = 24
-"""Made-up steps per scene (3 per weight): outweighed after as many real ones, which come within seconds."""
+PRIOR_SAMPLES = 200
+"""Made-up steps per scene behind the first model: some eight per weight."""
 
-MEMORY = 4000
-"""Steps after which a sample counts 1/e: minutes of serving, so that the belief follows a change of load or clocks."""
+ANCHOR_STEPS = 16
+"""Steps of a scene whose median scales its prior: within a second of service, and few enough to be warm-up's only once
+(`profiling.online` forgets what is wrong with them)."""
 
-REFIT_EVERY = 128
-"""Steps between two refits; a refit takes about 0.3 ms, outside schedule()."""
-
-OUTLIER = 8.0
-"""A step this many times longer or shorter than predicted is left out, and counted: a hiccup, not the batch's cost."""
-
-MIN_FITTED = 64
-"""Samples of a scene before outliers are judged: until then the prediction may be the one that is wrong."""
+FLOOR = 1e-5
+"""Least time of a step in seconds: launching one kernel takes as long, so no engine's step is shorter."""
 
 
 def prior_model(prior_ms: Mapping[str, float]) -> AffineModel:
@@ -42,7 +45,7 @@ def prior_model(prior_ms: Mapping[str, float]) -> AffineModel:
 
 
 def prior_samples(model: LatencyModel, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
-    """Made-up steps of every scene, and what the prior says they take."""
+    """Made-up steps of every scene, in turn, and what the prior says they take."""
     m = 3 * PRIOR_SAMPLES
     shapes = np.zeros((m, s.SHAPE_SIZE))
     scene = np.arange(m) % 3
@@ -60,116 +63,107 @@ def prior_samples(model: LatencyModel, rng: np.random.Generator) -> tuple[FloatA
     return shapes, model.step_times(shapes)
 
 
-class OnlineBelief:
-    """The current model, and the samples behind it."""
+def first_model(prior: Mapping[str, float] | str) -> ExtendedFeatureModel:
+    """A profile's fitted belief, or the extended features of an affine prior in milliseconds.
 
-    def __init__(self, prior_ms: Mapping[str, float] | None = None) -> None:
+    Raises InputError for an unknown profile, ValueError for values that give no positive time.
+    """
+    if isinstance(prior, str) and prior:
+        from slacktide.profiling.profiles import default_belief, load_profile
+
+        found = default_belief(load_profile(prior))
+        if not isinstance(found, ExtendedFeatureModel):  # pragma: no cover (its `features` are those of the default)
+            raise InputError(f"profile {prior}: its belief has other features than the plug-in refits")
+        return replace(found, floor=min(found.floor, FLOOR))
+    shapes, times = prior_samples(prior_model(prior if isinstance(prior, Mapping) else {}), np.random.default_rng(0))
+    text = "alpha and beta of the settings" if prior else "made up: a server GPU with 8 billion weights"
+    return replace(fit_extended(shapes, times), floor=FLOOR, sources={"label": "prior", "latency": text})
+
+
+class OnlineBelief:
+    """The current model, and what it learns from."""
+
+    def __init__(self, prior: Mapping[str, float] | str | None = None, *, background: bool = True) -> None:
+        """`prior` as in the settings; `background`: refit in a thread. Raises InputError, ValueError (first_model)."""
         from slacktide.core.kernels_latency import step_time_packed
 
-        self._step_time = step_time_packed
-        prior = prior_model(prior_ms or {})
-        self.gram = np.zeros((3, 8, 8))
-        self.right = np.zeros((3, 8))
-        self.counts = np.zeros(3, dtype=np.int64)
-        self.num_samples = self.num_outliers = 0
-        self._since_refit = 0
-        self._shortest = np.inf
-        shapes, times = prior_samples(prior, np.random.default_rng(0))
-        for shape, time in zip(shapes, times, strict=True):
-            self._accumulate(shape, float(time))
-        self.model: LatencyModel = self._solve()
+        self._step_time, self._background = step_time_packed, background
+        self.model = first_model(prior or {})
+        self._anchored = [isinstance(prior, str) and bool(prior)] * len(SCENES)
+        self._ratios: list[deque[float]] = [deque(maxlen=ANCHOR_STEPS) for _ in SCENES]
+        self._refitter = Refitter(self.model, background=background)
+        self._earlier = np.zeros(3, dtype=np.int64)
+        self.num_samples = self.anchors = 0
+
+    @property
+    def num_refits(self) -> int:
+        """Refits that were better than the model before."""
+        return int(self._earlier[0]) + self._refitter.refits
+
+    @property
+    def num_drifts(self) -> int:
+        """Sudden changes noticed: the past was mostly forgotten."""
+        return int(self._earlier[1]) + self._refitter.drifts
+
+    @property
+    def num_outliers(self) -> int:
+        """Steps too far off to learn from."""
+        return int(self._earlier[2]) + self._refitter.outliers
 
     def predict(self, shape: FloatArray) -> float:
         """Seconds of a step (float64[12]) by the current model."""
         return float(self._step_time(self.model.packed, shape))
 
+    def alone(self, num_prompt_tokens: int, max_num_batched_tokens: int) -> float:
+        """Seconds that a prompt takes alone on the engine, in chunks of the token budget."""
+        done = np.arange(0, num_prompt_tokens, max_num_batched_tokens, dtype=np.float64)
+        chunk = np.minimum(num_prompt_tokens - done, max_num_batched_tokens)
+        shapes = np.zeros((done.size, s.SHAPE_SIZE))
+        shapes[:, s.NUM_TOKENS] = shapes[:, s.PREFILL_TOKENS] = shapes[:, s.PREFILL_MAX] = chunk
+        shapes[:, s.NUM_SEQUENCES] = shapes[:, s.NUM_PREFILLS] = 1
+        shapes[:, s.PREFILL_WORK], shapes[:, s.PREFILL_SQUARE] = chunk * (done + chunk), chunk * chunk
+        shapes[:, s.PREFILL_CONTEXT] = done
+        return float(self.model.step_times(shapes).sum())
+
     def observe(self, shape: FloatArray, time: float) -> bool:
-        """A measured step: its shape (float64[12]) and its seconds. True when a refit is due."""
+        """A measured step: its shape (float64[12]) and its seconds. True when the caller has to refit: never."""
         if not 0 < time < 1e6 or shape[s.NUM_TOKENS] <= 0:
             return False
-        scene = _scene(shape)
-        if self.counts[scene] >= MIN_FITTED:
-            expected = self.predict(shape)
-            if not expected / OUTLIER <= time <= expected * OUTLIER:
-                self.num_outliers += 1
-                return False
-        self._accumulate(shape, time)
-        self.counts[scene] += 1
+        scene = 0 if not shape[s.PREFILL_TOKENS] > 0 else 2 if shape[s.NUM_DECODES] > 0 else 1
         self.num_samples += 1
-        self._shortest = min(self._shortest, time)
-        self._since_refit += 1
-        return self._since_refit >= REFIT_EVERY
-
-    def _accumulate(self, shape: FloatArray, time: float) -> None:
-        """Add a sample to its scene's normal equations of |x w / time - 1|^2."""
-        scene = _scene(shape)
-        row = _features(shape) / time
-        keep = 1.0 - 1.0 / MEMORY
-        self.gram[scene] *= keep
-        self.right[scene] *= keep
-        self.gram[scene] += row[:, None] * row
-        self.right[scene] += row
+        ratios = self._ratios[scene]
+        ratios.append(time / self.predict(shape))
+        if len(ratios) == ANCHOR_STEPS:
+            median = sorted(ratios)[ANCHOR_STEPS // 2]
+            if not self._anchored[scene] or not 1 / OUTLIER <= median <= OUTLIER:
+                self._anchor(scene, median)
+        self._refitter.observe(shape, time)
+        self._take_over()
+        return False
 
     def refit(self) -> None:
-        """Solve anew; the model is replaced in one assignment."""
-        self._since_refit = 0
-        self.model = self._solve()
+        """Refit now, in this thread. Servers do it by themselves, in another."""
+        self._refitter.refit()
+        self._take_over()
 
-    def _solve(self) -> SevenFeatureModel:
-        weights = np.stack([nonnegative(self.gram[i], self.right[i]) for i in range(3)])
-        # Half the shortest step seen bounds what a line through longer ones may extrapolate to.
-        floor = 0.5 * self._shortest if np.isfinite(self._shortest) else 0.0
-        label = "fitted" if self.num_samples >= MIN_FITTED else "prior"
-        text = f"{self.num_samples} measured steps, {self.num_outliers} outliers left out"
-        return SevenFeatureModel(weights, floor, {"label": label, "latency": text})
+    def _take_over(self) -> None:
+        """Use the refitter's model; its packed form is built here, so that no decision pays for it."""
+        new = self._refitter.model
+        if new is not self.model and new.packed.size:
+            self.model = new
 
-
-def _scene(shape: FloatArray) -> int:
-    """`latency_families.scenes` of one shape."""
-    if not shape[s.PREFILL_TOKENS] > 0:
-        return 0
-    return 2 if shape[s.NUM_DECODES] > 0 else 1
-
-
-def _features(shape: FloatArray) -> FloatArray:
-    """`latency_families.features` of one shape."""
-    x = shape.tolist()
-    context = x[s.PREFILL_CONTEXT] + x[s.DECODE_CONTEXT]
-    return np.array([
-        1.0, x[s.PREFILL_WORK], x[s.PREFILL_SQUARE], context, x[s.NUM_DECODES], x[s.DECODE_CONTEXT],
-        x[s.PREFILL_TOKENS], x[s.PREFILL_MAX],
-    ])  # fmt: skip
-
-
-def nonnegative(gram: FloatArray, right: FloatArray) -> FloatArray:
-    """argmin w' gram w - 2 right' w over w >= 0: Lawson and Hanson's active set, on normal equations.
-
-    Lawson, Hanson: Solving Least Squares Problems, 1974, chapter 23. Features are scaled to a diagonal of ones; a
-    small ridge makes features solvable that never varied.
-    """
-    scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
-    a = gram / np.outer(scale, scale) + 1e-9 * np.eye(len(right))
-    b = right / scale
-    w, active = np.zeros(len(b)), np.zeros(len(b), dtype=bool)
-    for _ in range(3 * len(b)):  # Lawson and Hanson's own bound on the turns of the outer loop
-        slope = b - a @ w
-        slope[active] = -np.inf
-        best = int(slope.argmax())
-        if slope[best] <= 1e-10 * max(1.0, float(np.abs(b).max())):
-            break
-        active[best] = True
-        while True:
-            trial = np.zeros(len(b))
-            trial[active] = np.linalg.solve(a[np.ix_(active, active)], b[active])
-            if trial[active].min() > 0:
-                w = trial
-                break
-            falling = active & (trial <= 0)
-            share = float((w[falling] / np.maximum(w[falling] - trial[falling], 1e-300)).min())
-            w = w + share * (trial - w)
-            active &= w > 1e-15
-            w[~active] = 0.0
-            if not active.any():
-                break
-    result: FloatArray = w / scale
-    return result
+    def _anchor(self, scene: int, factor: float) -> None:
+        """Scale a scene's expert as a whole, and learn anew from there."""
+        weights = self.model.weights.copy()
+        weights[scene] *= factor
+        self._anchored[scene] = True
+        self._ratios[scene].clear()
+        self.anchors += 1
+        old = self._refitter
+        self._earlier += (old.refits, old.drifts, old.outliers)
+        label = "fitted" if self.num_refits else "prior"
+        text = (
+            f"{self.model.sources['latency'].partition(';')[0]}; scaled to {ANCHOR_STEPS} steps, {self.anchors} times"
+        )
+        self.model = replace(self.model, weights=weights, sources={"label": label, "latency": text})
+        self._refitter = Refitter(self.model, background=self._background)

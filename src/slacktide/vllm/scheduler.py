@@ -35,9 +35,22 @@ class _Steered(StockScheduler):  # type: ignore[misc]
     def add_request(self, request: Any) -> None:
         """A request, or more input for one."""
         known = request.request_id in self.requests
+        if not known and self.slacktide.mirror.targets.factors:
+            self._write_target(request)
         super().add_request(request)
         if not known and request.request_id in self.requests:
             self.slacktide.add(request)
+
+    def _write_target(self, request: Any) -> None:
+        """Turn a relative TTFT into the request's own, once: a mirror that is built anew finds the same."""
+        targets, belief = self.slacktide.mirror.targets, self.slacktide.ledger.belief
+        parameters, budget = request.sampling_params, int(self.max_num_scheduled_tokens)
+        try:
+            parameters.extra_args = targets.with_ttft(
+                parameters.extra_args, lambda: belief.alone(request.num_prompt_tokens, budget)
+            )
+        except Exception:
+            targets.invalid += 1  # no target is better than no request
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step: our plan, carried out by vLLM."""

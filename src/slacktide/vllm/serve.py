@@ -51,9 +51,11 @@ class Wish:
 
     policy: str | None = None
     slo: str | None = None
-    """Numbers in ms only (`settings.parse_slo`): presets and classes are spelt out by the caller."""
+    """As in the settings; presets and classes are spelt out by the caller, so that the command shows numbers."""
     classes: Mapping[str, str] = field(default_factory=dict)
     mode: str | None = None
+    profile: str | None = None
+    """Step times believed before any was measured."""
     stock: bool = False
     """vLLM's own scheduler, our class not loaded."""
     reject: int = 0
@@ -225,8 +227,8 @@ def command(wish: Wish, arguments: Sequence[str], environment: Mapping[str, str]
     if not wish.stock:
         out, more = _scheduler(wish, flags, chosen, synchronous(flags, cpu=cpu))
         added += more
-    elif wish.policy or wish.mode or wish.reject:
-        raise InputError("--stock is vLLM without our scheduler: leave out --policy, --mode and --reject")
+    elif wish.policy or wish.mode or wish.reject or wish.profile:
+        raise InputError("--stock is vLLM without our scheduler: leave out --policy, --mode, --profile and --reject")
     extra = _admission(wish, chosen, environment)
     added += ["--middleware", MIDDLEWARE]
     if not (flags.has("--host") or flags.has("--uds")):
@@ -243,7 +245,9 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any], why: str | None
     ours: Any = additional.get(plugin.KEY, {})
     if not isinstance(ours, dict):
         raise InputError(f"--additional-config: {plugin.KEY}: expected an object, found {ours!r}")
-    told: dict[str, Any] = {"policy": wish.policy, "slo": wish.slo, "classes": dict(wish.classes), "mode": wish.mode}
+    told: dict[str, Any] = {
+        "policy": wish.policy, "slo": wish.slo, "classes": dict(wish.classes), "mode": wish.mode, "prior": wish.profile,
+    }  # fmt: skip
     if wish.reject:
         told["estimate_dir"] = ours.get("estimate_dir") or _own_directory()
     for key, value in told.items():
@@ -253,13 +257,19 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any], why: str | None
     additional[plugin.KEY] = merged
     settings = plugin.from_additional_config(additional)
     targets, spec = settings.targets(), plugin.policy_spec(settings)
+    if isinstance(settings.prior, str) and settings.prior:
+        from slacktide.profiling.profiles import load_profile
+
+        load_profile(settings.prior)  # a name that is none is known now, not after the model is loaded
+    if targets.factors and wish.reject:
+        raise InputError("--reject: the front end cannot tell when a relative TTFT is missed: give TTFTs in ms")
     chosen |= {
         "scheduler": ASYNC if why is None else SYNC,
         "synchronous_because": why,
         "policy": spec.label,
         "mode": settings.mode,
-        "slo": _ms(targets.default),
-        "classes": {name: _ms(slo) for name, slo in targets.by_class.items()},
+        "slo": _ms(targets.default, targets.factors.get("")),
+        "classes": {name: _ms(slo, targets.factors.get(name)) for name, slo in targets.by_class.items()},
         "settings": merged,
     }
     added = ["--scheduler-cls", chosen["scheduler"], "--additional-config", json.dumps(additional)]
@@ -268,10 +278,11 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any], why: str | None
     return flags.without("--additional-config"), added
 
 
-def _ms(slo: SLO) -> dict[str, float]:
-    """A target's numbers in ms; those that are none are left out."""
+def _ms(slo: SLO, factor: float | None = None) -> dict[str, float | str]:
+    """A target's numbers in ms, a relative TTFT as `5x`; those that are none are left out."""
     numbers = {"ttft": slo.ttft, "tbt": slo.tbt, "e2el": slo.e2e}
-    return {name: round(value * 1e3, 6) for name, value in numbers.items() if value != float("inf")}
+    relative: dict[str, float | str] = {} if factor is None else {"ttft": f"{factor:g}x"}
+    return relative | {name: round(value * 1e3, 6) for name, value in numbers.items() if value != float("inf")}
 
 
 def _own_directory() -> str:

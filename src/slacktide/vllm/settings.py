@@ -17,9 +17,9 @@ from typing import Any
 from slacktide.core.pack import as_policy
 from slacktide.core.policy import Policy
 from slacktide.core.spec import PolicySpec, parameters_of, parse_policies
-from slacktide.core.types import SLO
 from slacktide.errors import InputError, unknown_name
-from slacktide.vllm.targets import Targets, parse_slo
+from slacktide.vllm.targets import Targets, absolute, read_slos
+from slacktide.workload.slos import SLOs, SLOSpec
 
 KEY = "slacktide"
 MODES = ("active", "shadow", "stock")
@@ -42,9 +42,9 @@ class Settings:
     policy: str = "vllm-v1"
     """Policy with its parameters, as on our command line: `sarathi-edf:chunk_size=512`."""
     slo: str = ""
-    """Targets of requests that bring none: `ttft:2000,tbt:200` in milliseconds."""
+    """Targets of requests that bring none, as on our command line: `ttft:2000,tbt:200`, `chat`, `ttft:5x`, classes."""
     classes: Mapping[str, str] = field(default_factory=dict)
-    """Class -> its targets, for requests with `slo_class`."""
+    """Class -> its targets, for requests with `slo_class`; `slo` may name classes, too."""
     mode: str = "active"
     """One of MODES, at start; `control_file` changes it at run time."""
     control_file: str = ""
@@ -57,8 +57,9 @@ class Settings:
     """For so many steps vLLM then schedules alone."""
     prefix_lookups: int = 64
     """Waiting requests, at most, whose prefix-cache hits are looked up anew in a step."""
-    prior: Mapping[str, float] = field(default_factory=dict)
-    """Step times believed before any was measured: alpha_p, beta_p, alpha_d, beta_d in milliseconds (per token)."""
+    prior: Mapping[str, float] | str = field(default_factory=dict)
+    """Step times believed before any was measured: a profile's name or file, or an object with alpha_p, beta_p,
+    alpha_d, beta_d in milliseconds (per token)."""
     state_dir: str = ""
     """Where the engine leaves its metrics for the front end; empty: a directory of the temporary one."""
     estimate_dir: str = ""
@@ -80,22 +81,45 @@ class Settings:
                 raise InputError(f"{KEY}.{name}={getattr(self, name)!r}: expected text")
         if self.mode not in MODES:
             raise unknown_name(f"{KEY}.mode", self.mode, MODES)
-        for name in ("classes", "prior"):
-            if not isinstance(getattr(self, name), Mapping):
-                raise InputError(f"{KEY}.{name}={getattr(self, name)!r}: expected an object")
+        if not isinstance(self.classes, Mapping):
+            raise InputError(f"{KEY}.classes={self.classes!r}: expected an object")
+        if isinstance(self.prior, str):
+            return
+        if not isinstance(self.prior, Mapping):
+            raise InputError(f"{KEY}.prior={self.prior!r}: expected an object, or the name of a profile")
         for name, value in self.prior.items():
             if name not in ("alpha_p", "beta_p", "alpha_d", "beta_d"):
                 raise unknown_name(f"{KEY}.prior", str(name), ("alpha_p", "beta_p", "alpha_d", "beta_d"))
             _number(f"prior.{name}", value, 0.0)
 
-    def targets(self) -> Targets:
-        """The targets of requests. Raises InputError."""
-        by_class: dict[str, SLO] = {}
+    def slos(self) -> SLOs:
+        """The targets as they are written. Raises InputError."""
+        found = read_slos(self.slo, f"{KEY}.slo") if self.slo.strip() else SLOs()
+        by_class = dict(found.by_class)
         for name, text in self.classes.items():
+            where = f"{KEY}.classes.{name}"
             if not isinstance(text, str):
-                raise InputError(f"{KEY}.classes.{name}={text!r}: expected targets as in 'ttft:500,tbt:50'")
-            by_class[str(name)] = parse_slo(text, f"{KEY}.classes.{name}")
-        targets = Targets(parse_slo(self.slo, f"{KEY}.slo") if self.slo.strip() else SLO(), by_class)
+                raise InputError(f"{where}={text!r}: expected targets as in 'ttft:500,tbt:50'")
+            one = read_slos(text, where)
+            if one.default is None or one.by_class:
+                raise InputError(f"{where}={text!r}: expected the targets of this class alone, as in 'ttft:500,tbt:50'")
+            if name in by_class:
+                raise InputError(f"{where}: {KEY}.slo names this class, too: leave one out")
+            by_class[str(name)] = one.default
+        return SLOs(found.default, by_class)
+
+    def targets(self) -> Targets:
+        """The targets of requests. Raises InputError, also for a relative TTFT without anything to multiply."""
+        slos = self.slos()
+        specs = {"": slos.default or SLOSpec(), **slos.by_class}
+        factors = {name: spec.ttft_factor for name, spec in specs.items() if spec.ttft_factor > 0}
+        if factors and not self.prior:
+            raise InputError(
+                f"{KEY}: ttft:{next(iter(factors.values())):g}x is a multiple of the time a prompt takes alone, and no "
+                f"step has been measured yet: name a profile (--profile, {KEY}.prior, e.g. h100/llama-3-8b), or give ms"
+            )
+        by_class = {name: absolute(spec) for name, spec in specs.items() if name}
+        targets = Targets(absolute(specs[""]), by_class, factors)
         for name in by_class:  # configured classes keep their codes however many clients invent
             targets.classes.code(name)
         return targets

@@ -8,15 +8,13 @@ has no way to answer 400; the front-end middleware does.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from slacktide.core.types import MAX_SLO_SECONDS, SLO
-from slacktide.errors import InputError, unknown_name
-
-KEYS = {"ttft": "ttft", "tbt": "tbt", "tpot": "tbt", "itl": "tbt", "e2el": "e2e", "e2e": "e2e"}
-"""Names in `slo` -> fields of SLO. Values in milliseconds, as in `vllm bench serve --goodput`."""
+from slacktide.errors import InputError
+from slacktide.workload.slos import SLOs, SLOSpec, parse_slos
 
 EXTRA_ARGS = {"slo_ttft_ms": "ttft", "slo_tbt_ms": "tbt", "slo_tpot_ms": "tbt", "slo_e2el_ms": "e2e"}
 
@@ -30,37 +28,26 @@ MAX_LABEL_LENGTH = 64
 OTHER = "other"
 
 
-def parse_slo(text: str, where: str = "slo") -> SLO:
-    """`ttft:2000,tbt:200,e2el:30000` (milliseconds; commas or spaces) -> SLO. Raises InputError.
-
-    Presets and `ttft:5x` need a profile, which the engine has not: `slacktide serve` writes them out as numbers.
-    """
-    found: dict[str, float] = {}
-    items = text.replace(",", " ").replace(": ", ":").split()
-    if not items:
-        raise InputError(f"{where} is empty: expected for example ttft:2000,tbt:200 (milliseconds)")
-    for item in items:
-        key, colon, value = item.partition(":")
-        if not colon:
-            raise InputError(f"{where}: {item!r}: expected key:milliseconds, as in ttft:2000,tbt:200")
-        if key not in KEYS:
-            raise unknown_name(f"target in {where}:", key, KEYS, "(as in ttft:2000,tbt:200,e2el:30000)")
-        name = KEYS[key]
-        if name in found:
-            raise InputError(f"{where}: {name} is given twice in {text!r}")
-        found[name] = _seconds(value, f"{where}: {key}:{value}")
-    return SLO(**found)
-
-
-def _seconds(value: Any, where: str) -> float:
-    """Milliseconds (a number or text) as seconds. Raises InputError."""
+def read_slos(text: str, where: str) -> SLOs:
+    """`slo` as on our command line: presets, classes, units, `ttft:5x`. Raises InputError that begins with `where`."""
     try:
-        seconds = math.nan if isinstance(value, bool) else float(value) / 1e3
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if not 0 < seconds <= MAX_SLO_SECONDS:
-        raise InputError(f"{where}: expected milliseconds above 0 and at most {MAX_SLO_SECONDS * 1e3:g}")
-    return seconds
+        return parse_slos(text)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+
+
+def spelt(spec: SLOSpec) -> str:
+    """A target in numbers, as `read_slos` reads it: `ttft:5x,tbt:50`; empty without any."""
+    numbers = {"ttft": spec.ttft, "tbt": spec.tbt, "e2el": spec.e2e}
+    words = {name: f"{value * 1e3:.10g}" for name, value in numbers.items() if not math.isinf(value)}
+    if spec.ttft_factor > 0:
+        words = {"ttft": f"{spec.ttft_factor:.10g}x"} | words
+    return ",".join(f"{name}:{word}" for name, word in words.items())
+
+
+def absolute(spec: SLOSpec) -> SLO:
+    """The part of a target that is known before a request is: a relative TTFT counts as none."""
+    return SLO(spec.ttft, spec.tbt, spec.e2e)
 
 
 @dataclass(slots=True)
@@ -88,6 +75,8 @@ class Targets:
 
     default: SLO = field(default_factory=SLO)
     by_class: Mapping[str, SLO] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
+    """Class ("" is the default) -> TTFT as a multiple of the prompt's isolated prefill time; see `with_ttft`."""
     classes: Labels = field(default_factory=Labels)
     tenants: Labels = field(default_factory=Labels)
     invalid: int = 0
@@ -112,6 +101,24 @@ class Targets:
             base = SLO(own.get("ttft", base.ttft), own.get("tbt", base.tbt), own.get("e2e", base.e2e))
         return base, self.classes.code(slo_class), self.tenants.code(tenant)
 
+    def with_ttft(self, extra_args: Mapping[str, Any] | None, alone: Callable[[], float]) -> Mapping[str, Any] | None:
+        """What a request says, with a relative TTFT written out as `slo_ttft_ms`; the same object when it has none.
+
+        `alone()` gives the seconds its prompt takes alone. Once written the target stays, whatever is learned later.
+        """
+        given = extra_args or {}
+        label = given.get("slo_class")
+        name = str(label) if isinstance(label, (str, int)) else ""
+        factor = self.factors.get(name if name in self.by_class else "", 0.0)
+        if not factor:
+            return extra_args
+        if "slo_ttft_ms" in given:
+            if self._clamp(given["slo_ttft_ms"], counted=False) is not None:
+                return extra_args
+            self.invalid += 1
+        seconds = min(max(factor * alone(), MIN_SLO_SECONDS), MAX_SLO_SECONDS)
+        return {**given, "slo_ttft_ms": seconds * 1e3}
+
     def _label(self, value: Any) -> str:
         if value is None:
             return ""
@@ -121,16 +128,16 @@ class Targets:
             return ""
         return text
 
-    def _clamp(self, value: Any) -> float | None:
-        """Milliseconds -> seconds within bounds; None for what is no number."""
+    def _clamp(self, value: Any, *, counted: bool = True) -> float | None:
+        """Milliseconds -> seconds within bounds; None for what is no number. `counted`: in `invalid`, `clamped`."""
         try:
             seconds = math.nan if isinstance(value, bool) else float(value) / 1e3
         except (TypeError, ValueError, OverflowError):
             seconds = math.nan
         if math.isnan(seconds):
-            self.invalid += 1
+            self.invalid += counted
             return None
         if not MIN_SLO_SECONDS <= seconds <= MAX_SLO_SECONDS:
-            self.clamped += 1
+            self.clamped += counted
             return min(max(seconds, MIN_SLO_SECONDS), MAX_SLO_SECONDS)
         return seconds
