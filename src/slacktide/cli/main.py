@@ -15,6 +15,7 @@ import errno
 import importlib
 import io
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -146,7 +147,25 @@ def _dispatch(given: list[str]) -> int:
     if name not in VERBS:
         raise unknown_name("verb", name, VERBS, "('slacktide --help' lists them)")
     verb = load_verb(name)
-    return verb.run(parser_of(name, verb).parse(rest))
+    args = parser_of(name, verb).parse(rest)
+    args.command = command_line(name, rest)
+    return verb.run(args)
+
+
+# Flags about where results go: a command that is repeated elsewhere names its own places. Value: takes an argument?
+_PLACES = {"--json": False, "--quiet": False, "--out": True, "--html": True, "--timeline": True, "--explain": True}
+
+
+def command_line(name: str, rest: Sequence[str]) -> str:
+    """The command that repeats a run, for its record: as it was typed, without the flags about its output."""
+    kept, waiting = ["slacktide", name], iter(rest)
+    for argument in waiting:
+        flag, equals, _ = argument.partition("=")
+        if flag not in _PLACES:
+            kept.append(argument)
+        elif _PLACES[flag] and not equals:
+            next(waiting, None)
+    return shlex.join(kept)
 
 
 def load_verb(name: str) -> Verb:
