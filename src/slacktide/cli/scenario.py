@@ -14,7 +14,9 @@ from slacktide.cli.output import out_dir, progress
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
+    from slacktide.core.policy import Policy
     from slacktide.core.spec import PolicySpec
+    from slacktide.metrics.decisions import Decisions
     from slacktide.metrics.log import RunLog
     from slacktide.search.scenario import Scenario
 
@@ -82,14 +84,20 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
 
 
 def run_all(
-    args: argparse.Namespace, specs: list[PolicySpec], *, subdirectories: bool
+    args: argparse.Namespace,
+    specs: list[PolicySpec],
+    *,
+    subdirectories: bool,
+    recorded: dict[str, Decisions] | None = None,
 ) -> list[tuple[dict[str, Any], RunLog]]:
     """Simulate every policy on the arguments' scenario; with `--out`, write each run as soon as it is done.
 
-    `subdirectories`: each run into a directory of its label below `--out`, else straight into it.
+    `subdirectories`: each run into a directory of its label below `--out`, else straight into it. `recorded`: record
+    every decision, at the cost of the compiled stretches, and fill this in by label.
     """
     from slacktide.report.files import detailed_arrays, write_run
     from slacktide.search.scenario import prepare, run_policy
+    from slacktide.sim.decisions import Recorder
 
     directory = writable(args)
     scenario = scenario_of(args)
@@ -107,11 +115,21 @@ def run_all(
                 advance(ended - done)
                 done = ended
 
-            record, log = run_policy(setup, spec, progress=report)
+            recorder: list[Recorder] = []
+
+            def record_it(policy: Policy, recorder: list[Recorder] = recorder) -> Policy:
+                recorder.append(Recorder(policy))
+                return recorder[0]
+
+            record, log = run_policy(setup, spec, progress=report, wrap=None if recorded is None else record_it)
+            record["command"] = args.command
+            decisions = recorder[0].decisions() if recorder else None
+            if recorded is not None and decisions is not None:
+                recorded[record["label"]] = decisions
             if args.save_detailed:
                 record = record | detailed_arrays(log)
             if directory is not None:
-                write_run(directory / place if subdirectories else directory, record, log)
+                write_run(directory / place if subdirectories else directory, record, log, decisions=decisions)
             runs.append((record, log))
     return runs
 

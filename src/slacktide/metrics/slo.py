@@ -200,7 +200,7 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
     left = (log.end_reason == ABORTED) & (log.abort_time <= log.end_time + TIME_TOLERANCE)
     is_open = left | (log.end_reason == CUT_OFF)
     now = np.where(left, log.abort_time, log.end_of_run)
-    anchor, to_first = _deadline_anchor(log)
+    anchor, to_first = deadline_anchor(log)
     none_yet = is_open & (log.num_entries == 0)
     first_seen = np.where(none_yet, now, log.first_token_time)
     first_due = token_deadline(log.arrival_time, log.slo_ttft, log.slo_tbt, 0)
@@ -236,7 +236,7 @@ def judge(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0
     )
 
 
-def _deadline_anchor(log: RunLog) -> tuple[FloatArray, FloatArray]:
+def deadline_anchor(log: RunLog) -> tuple[FloatArray, FloatArray]:
     """(a, ttft) for token deadlines; (t_0, 0) where only a tbt is set, else its deadlines would all be infinite."""
     from_first = np.isinf(log.slo_ttft) & np.isfinite(log.slo_tbt) & (log.num_entries > 0)
     return np.where(from_first, log.first_token_time, log.arrival_time), np.where(from_first, 0.0, log.slo_ttft)

@@ -1,4 +1,4 @@
-"""Result files of a run: requests.parquet, steps.parquet, summary.json.
+"""Result files of a run: requests.parquet, steps.parquet, summary.json, and decisions.parquet where it was recorded.
 
 Every file is written beside its place and then renamed; summary.json comes last, and an old one is taken away before
 the first rename. So a directory with a summary.json holds one whole run, whenever the program was stopped. The same
@@ -20,6 +20,7 @@ import numpy as np
 from slacktide.errors import InputError
 from slacktide.metrics import slo
 from slacktide.metrics.bench import read_json
+from slacktide.metrics.decisions import Decisions
 from slacktide.metrics.log import END_REASONS, FINISHED, REQUEST_COLUMNS, STEP_COLUMNS, RunLog
 from slacktide.metrics.summary import summarize
 
@@ -27,6 +28,7 @@ Record = dict[str, Any]
 """A run's record: policy, label, parameters, profile, seed, summary, and what the writer adds. Ready for JSON."""
 
 SUMMARY, REQUESTS, STEPS = "summary.json", "requests.parquet", "steps.parquet"
+DECISIONS = "decisions.parquet"
 
 _META = b"slacktide"  # key of our scalars in a Parquet file's own metadata
 _UNNAMED = ("default",)  # what a run without names calls its one tenant and class, as in workloads
@@ -97,23 +99,28 @@ def write_run(
     *,
     verdicts: slo.Verdicts | None = None,
     save_detailed: bool = False,
+    decisions: Decisions | None = None,
 ) -> None:
     """Write a run into `directory` (made if needed, an older run in it replaced).
 
     `verdicts` fills the column slo_met (judged anew in the record's own mode unless given); `save_detailed` adds
-    `detailed_arrays` to the record. Raises InputError naming the path when it cannot be written.
+    `detailed_arrays` to the record; `decisions` are written where given, and older ones taken away. Raises InputError
+    naming the path when it cannot be written.
     """
     mode, share = record["summary"].get("slo_mode", "deadline"), record["summary"].get("tolerated_late_share", 0.0)
     verdict = slo.judge(log, mode, share) if verdicts is None else verdicts
     full = record | detailed_arrays(log) if save_detailed else record
-    write_files(
-        Path(directory),
-        {
-            REQUESTS: lambda path: _write_requests(path, log, verdict),
-            STEPS: lambda path: _write_steps(path, log),
-            SUMMARY: lambda path: path.write_text(dump(full), encoding="utf-8"),
-        },
-    )
+    writers: dict[str, Callable[[Path], object]] = {
+        REQUESTS: lambda path: _write_requests(path, log, verdict),
+        STEPS: lambda path: _write_steps(path, log),
+    }
+    if decisions is None:
+        with contextlib.suppress(OSError):  # none there, or no directory: write_files tells
+            (Path(directory) / DECISIONS).unlink(missing_ok=True)
+    else:
+        writers[DECISIONS] = lambda path: _write_decisions(path, decisions)
+    writers[SUMMARY] = lambda path: path.write_text(dump(full), encoding="utf-8")
+    write_files(Path(directory), writers)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -222,6 +229,66 @@ def _write_steps(path: Path, log: RunLog) -> None:
         columns["shape"] = pa.FixedSizeListArray.from_arrays(pa.array(log.shape.ravel()), log.shape.shape[1])
     with path.open("wb") as file:
         pq.write_table(pa.table(columns), file, compression="zstd")
+
+
+def _write_decisions(path: Path, decisions: Decisions) -> None:
+    """One row per step; the preemptions after the last step are those of step num_steps, in the file's metadata."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    m = decisions.num_steps
+    edges = np.arange(m + 1)
+    chunks = np.searchsorted(decisions.chunk_step, edges).astype(np.int32)
+    losses = np.searchsorted(decisions.preempted_step, edges).astype(np.int32)
+
+    def lists(offsets: Any, values: Any) -> Any:
+        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[: offsets[-1]].astype(np.int32)))
+
+    columns = {
+        "chunk_requests": lists(chunks, decisions.chunk_request),
+        "chunk_tokens": lists(chunks, decisions.chunk_tokens),
+        "preempted": lists(losses, decisions.preempted_request),
+        "predicted": pa.array(decisions.predicted, from_pandas=True),
+        "why": pa.DictionaryArray.from_arrays(
+            decisions.reason.astype(np.int32), pa.array(decisions.reasons, pa.string())
+        ),
+    }
+    after = decisions.preempted_request[losses[-1] :].tolist()
+    table = pa.table(columns).replace_schema_metadata({_META: json.dumps({"format": 1, "preempted_after": after})})
+    with path.open("wb") as file:
+        pq.write_table(table, file, compression="zstd", use_dictionary=["why"])
+
+
+def read_decisions(directory: str | os.PathLike[str]) -> Decisions | None:
+    """What `write_run` wrote of the decisions; None where they were not recorded. Raises InputError for a bad file."""
+    path = Path(directory) / DECISIONS
+    if not path.is_file():
+        return None
+    table = _read_table(path)
+    try:
+        after = json.loads((table.schema.metadata or {})[_META])["preempted_after"]
+        step = np.arange(len(table))
+
+        def column(name: str) -> tuple[Any, Any]:
+            lists = table.column(name).combine_chunks()
+            sizes = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+            return np.repeat(step, sizes), lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+
+        why = table.column("why").combine_chunks()
+        preempted_step, preempted = column("preempted")
+        return Decisions(
+            num_steps=len(table),
+            chunk_step=column("chunk_requests")[0],
+            chunk_request=column("chunk_requests")[1],
+            chunk_tokens=column("chunk_tokens")[1],
+            preempted_step=np.concatenate([preempted_step, np.full(len(after), len(table))]).astype(np.int64),
+            preempted_request=np.concatenate([preempted, after]).astype(np.int64),
+            predicted=table.column("predicted").to_numpy().astype(np.float64),
+            reason=why.indices.to_numpy().astype(np.int64),
+            reasons=tuple(why.dictionary.to_pylist()),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: no decisions of slacktide's, or damaged ({error})") from error
 
 
 def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:

@@ -261,15 +261,17 @@ def run_policy(
     progress: Callable[[int, float], None] | None = None,
     fast_forward: bool = True,
     stop: Callable[[RunLog], bool] | None = None,
+    wrap: Callable[[Policy], Policy] | None = None,
 ) -> tuple[dict[str, Any], RunLog]:
     """Simulate one policy; returns its record (`summary` and what led to it) and the log.
 
-    `stop`: see `simulate`; a stopped run's record says so (`stopped`).
+    `stop`: see `simulate`; a stopped run's record says so (`stopped`). `wrap`: what is simulated in the policy's place,
+    for example a recorder around it.
     """
     scenario = setup.scenario
     policy = build_policy(spec, scenario.engine)
     result = simulate(
-        setup.workload, policy, setup.profile.latency, setup.config, belief=setup.belief, fast_forward=fast_forward,
+        setup.workload, policy if wrap is None else wrap(policy), setup.profile.latency, setup.config, belief=setup.belief, fast_forward=fast_forward,
         progress=progress, max_concurrency=scenario.max_concurrency, stop=stop,
     )  # fmt: skip
     log = result.log
