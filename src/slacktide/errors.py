@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MAX_CONTAINING = 4
+"""Names shown that contain the one given: `h100` is part of a dozen profiles."""
+
 
 class InputError(ValueError):
     """Bad input. The message names the file, line or field, what was found, what was expected and how to mend it.
@@ -17,8 +20,9 @@ class InputError(ValueError):
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> InputError:
-    """Error for a name that is not among `known`; lists near names (or all of them when none is near)."""
+    """Error for a name that is not among `known`; lists near names, else those that contain it, else all."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
+    near = near or [choice for choice in choices if name and name.lower() in choice.lower()][:MAX_CONTAINING]
     found = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(choices)}"
     return InputError(f"unknown {kind} {name!r}: {found}{' ' + hint if hint else ''}")

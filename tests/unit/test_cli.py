@@ -63,7 +63,7 @@ def test_help_of_a_verb_holds_its_description_and_the_arguments_of_all(verb, cap
 
 
 def test_an_unknown_verb_gets_near_ones(capsys):
-    assert "did you mean doctor?" in refused(capsys, ["docter"])
+    assert "did you mean doctor" in refused(capsys, ["docter"])
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
     "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
     "traces": ("slacktide.cli.traces", "list the packaged traces, with their sources"),
+    "cite": ("slacktide.cli.cite", "print the papers and data behind policies, profiles, traces or a result"),
+    "completion": ("slacktide.cli.completion", "print a script that completes our commands in bash or zsh"),
     "doctor": ("slacktide.cli.doctor", "check versions, vLLM and what this machine can run"),
 }
 """Verb: its module and one line of help. Ordered as the help prints them."""
@@ -130,10 +132,25 @@ Every verb takes --json (one JSON document on standard output), --out DIR, --see
 """
 
 
+FIRST_STEPS = """Where to start (no GPU needed):
+
+  # which scheduler serves this trace best on this GPU?
+  slacktide compare --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 --rate 14 \\
+    --policy vllm-v1,sarathi-edf,sliding
+  # how many requests per second does each carry within its targets?
+  slacktide goodput --trace azure-conv --num-prompts 1000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 \\
+    --policy vllm-v1,sliding
+  # what can this machine run: vLLM, the plug-in, figures?
+  slacktide doctor
+
+"""
+"""What to do next, for who types `slacktide` alone."""
+
+
 def _dispatch(given: list[str]) -> int:
     if not given:
         # Not 0: a script whose variable for the verb came out empty must not pass for a success.
-        print(_top_help(), end="", file=sys.stderr)
+        print(FIRST_STEPS + _top_help(), end="", file=sys.stderr)
         return EXIT_INPUT
     name, rest = given[0], given[1:]
     if name in ("--help", "-h", "help"):

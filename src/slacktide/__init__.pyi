@@ -1,0 +1,29 @@
+from slacktide.api import Advice as Advice
+from slacktide.api import Comparison as Comparison
+from slacktide.api import Goodput as Goodput
+from slacktide.api import Profile as Profile
+from slacktide.api import Run as Run
+from slacktide.api import Scenario as Scenario
+from slacktide.api import Sweep as Sweep
+from slacktide.api import Trace as Trace
+from slacktide.api import advise as advise
+from slacktide.api import cite as cite
+from slacktide.api import compare as compare
+from slacktide.api import goodput as goodput
+from slacktide.api import load_profile as load_profile
+from slacktide.api import policies as policies
+from slacktide.api import profiles as profiles
+from slacktide.api import read_trace as read_trace
+from slacktide.api import results as results
+from slacktide.api import simulate as simulate
+from slacktide.api import slo_presets as slo_presets
+from slacktide.api import sweep as sweep
+from slacktide.api import traces as traces
+from slacktide.core.policy import register as register
+from slacktide.core.types import SLO as SLO
+from slacktide.core.types import Plan as Plan
+from slacktide.core.types import StepResult as StepResult
+from slacktide.core.types import StepView as StepView
+from slacktide.errors import InputError as InputError
+
+__version__: str
