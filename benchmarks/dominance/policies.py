@@ -1,0 +1,54 @@
+"""The rivals and their parameter grids; the challenger."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import slacktide
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "vllm-v1": (
+        "vllm-v1", "vllm-v1:max_num_batched_tokens=2048", "vllm-v1:max_num_batched_tokens=1024",
+        "vllm-v1:max_num_batched_tokens=512",
+    ),
+    "sarathi-edf": (
+        "sarathi-edf:chunk_size=512", "sarathi-edf:chunk_size=256", "sarathi-edf:chunk_size=1024",
+        "sarathi-edf:chunk_size=2048",
+    ),
+    "greedy-dynamic": (
+        "greedy-dynamic:guard=0.35", "greedy-dynamic", "greedy-dynamic:max_chunk=512",
+        "greedy-dynamic:max_chunk=2048,margin=1.2",
+    ),
+    "qoserve": (
+        "qoserve:guard=0.35", "qoserve:max_chunk=512", "qoserve:max_chunk=1024",
+        "qoserve:max_chunk=2048,alpha=0.001,margin=1.2",
+    ),
+    "sliding": ("sliding", "sliding:max_chunk=512", "sliding:max_chunk=1024", "sliding:margin=1.2"),
+    "eb-plus": ("eb-plus", "eb-adaptive"),
+    "sola": ("sola:guard=0.35", "sola:max_chunk=512"),
+}  # fmt: skip
+"""Family -> its grid; the first is where tuning starts. Token budgets cap QoServe and Sliding too (`max_chunk`)."""
+TIDE = "tide"
+BIASED = ("greedy-dynamic", "qoserve", "sliding")
+"""Families that read the belief at every step: those that an error of it can hurt."""
+THROUGHPUT = ("vllm-v1", "eb-plus")
+"""The better of these two is what `tide` is measured by where there is no SLO: mixed and exclusive batching."""
+
+
+def variants(family: str) -> tuple[str, ...]:
+    """The texts of a family, as on the command line."""
+    return (TIDE,) if family == TIDE else FAMILIES[family]
+
+
+def version(family: str) -> str:
+    """Digest of the challenger's source: a changed policy is measured again. "" for a rival."""
+    if family != TIDE:
+        return ""
+    core = Path(slacktide.__file__).parent / "core"
+    files = sorted([*core.glob("tide*.py"), *core.glob("kernels_tide*.py"), core / "policies" / "tide.py"])
+    digest = hashlib.sha256()
+    for path in files:
+        if path.exists():
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:10]
