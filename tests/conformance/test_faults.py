@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from typing import Any
 
@@ -18,7 +19,8 @@ from slacktide.core.types import Plan  # noqa: E402
 from slacktide.vllm import Scheduler, SyncScheduler  # noqa: E402
 from slacktide.vllm.guard import TooSlow  # noqa: E402
 
-STEPS = 10_000
+STEPS = int(os.environ.get("SLACKTIDE_FAULT_STEPS", "5000"))
+"""Steps with random faults, in each of the two kinds of engine; a release is tested with 10,000 (see the docs)."""
 BOUND_MS = 20.0
 
 ints = lambda *values: np.array(values, dtype=np.int64)  # noqa: E731
@@ -88,7 +90,7 @@ def steered(directory: Any, script: Any, *, is_async: bool, **own: Any) -> tuple
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 def test_faults_at_random_steps(is_async, directory, monkeypatch):
-    """10,000 steps in all, a fault in one of four, also three and more in a row, which switches the policy off."""
+    """A fault in one step of four, also three and more in a row, which switches the policy off."""
     rng = np.random.default_rng(7)
     good = VllmV1()
     count = dict.fromkeys(KINDS, 0)
@@ -107,7 +109,7 @@ def test_faults_at_random_steps(is_async, directory, monkeypatch):
     host = made.scheduler.slacktide
     monkeypatch.setattr("slacktide.vllm.host.build_policy", lambda spec: policy)  # the fuse asks for a fresh one
     number = 0
-    while len(made.facts) < STEPS // 2:
+    while len(made.facts) < STEPS:
         if len(made.scheduler.requests) < 12 and rng.random() < 0.5:
             prompt, output = int(rng.integers(1, 200)), int(rng.integers(1, 60))
             made.add(h.request(number, prompt, output, arrival=1000.0 + number, hashed=True))
@@ -117,7 +119,7 @@ def test_faults_at_random_steps(is_async, directory, monkeypatch):
     made.check_outputs()
     made.check_blocks(options)
     assert all(count[kind] > 0 for kind in KINDS), count
-    assert host.metrics.get("fallbacks", "error") > 500
+    assert host.metrics.get("fallbacks", "error") > STEPS // 10
     assert host.metrics.get("fallbacks", "slow") >= 1
     assert host.metrics.get("fallbacks", "off") >= 20
     assert host.metrics.get("fallbacks", "mirror") == 0

@@ -43,17 +43,21 @@ SCHEDULER_FIELDS = {
     "pause_state": "pausing",
     "scheduler_config": "engine flags",
     "num_spec_tokens": "speculative decoding",
+    "lora_config": "adapters",
     "hash_block_size": "tokens behind a prefix-block hash",
 }
 REQUEST_FIELDS = (
     "request_id", "status", "arrival_time", "priority", "sampling_params", "num_prompt_tokens", "max_tokens",
     "num_computed_tokens", "num_output_placeholders", "num_output_tokens", "num_tokens", "num_preemptions",
     "num_stale_output_tokens", "drop_stale_output", "block_hashes", "client_index", "resumable",
-    "structured_output_request", "skip_reading_prefix_cache",
+    "structured_output_request", "skip_reading_prefix_cache", "lora_request",
 )  # fmt: skip
 LEVER_PARAMETERS = ["self", "request", "num_computed_tokens", "num_new_tokens"]
 
 Lever = Callable[[Any, int, int], int]
+
+WAITS_FOR_ADAPTER = "slacktide_waits_for_adapter"
+"""Name that we give to a waiting Request whose LoRA adapter finds no place; see `hold_for_adapters`."""
 
 
 def version() -> tuple[int, int] | None:
@@ -156,7 +160,9 @@ def unpaused(scheduler: Any) -> bool:
 
 
 def is_ready(request: Any) -> bool:
-    """Whether vLLM could admit a waiting request now: its grammar is compiled, no stale output is on its way."""
+    """Whether vLLM could admit a waiting request now: grammar ready, no stale output on its way, adapter has room."""
+    if getattr(request, WAITS_FOR_ADAPTER, False):
+        return False
     name = request.status.name
     if name == "WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR":
         wanted = request.structured_output_request
@@ -169,6 +175,32 @@ def is_ready(request: Any) -> bool:
 def is_blocked(request: Any) -> bool:
     """Whether a new request may not be ready yet."""
     return bool(request.status.name.startswith("WAITING_FOR_"))
+
+
+def _surely_ends(request: Any) -> bool:
+    """Whether the step in flight ends a running request for its length: vLLM does not serve it again (its own test)."""
+    held = request.num_output_placeholders
+    return bool(held and request.num_computed_tokens + 2 - held >= request.num_prompt_tokens + request.max_tokens)
+
+
+def hold_for_adapters(scheduler: Any) -> list[str]:
+    """Mark waiting requests whose LoRA adapter finds no place beside those of the running ones; returns their ids.
+
+    vLLM looks at the adapters of the rows it serves in a step, which are all that run; a policy that leaves rows out
+    would let it admit more than `max_loras` adapters, and the next full step would fail on vLLM's own assertion.
+    """
+    most = scheduler.lora_config.max_loras
+    taken = {r.lora_request.lora_int_id for r in scheduler.running if r.lora_request and not _surely_ends(r)}
+    held = []
+    for request in itertools.chain.from_iterable(getattr(scheduler, name) for name in waiting_queues(scheduler)):
+        adapter = request.lora_request.lora_int_id if request.lora_request else None
+        waits = adapter is not None and adapter not in taken and len(taken) >= most
+        setattr(request, WAITS_FOR_ADAPTER, waits)
+        if waits:
+            held.append(request.request_id)
+        elif adapter is not None:
+            taken.add(adapter)
+    return held
 
 
 def num_free_blocks(scheduler: Any) -> int:
