@@ -100,9 +100,10 @@ def _names_in(name: str) -> list[str]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
-    records = data.get("runs", [data]) if isinstance(data, dict) else []
     if isinstance(data, dict) and "latency" in data:
         return [name]  # a profile's file
+    records: Any = data.get("runs", [data]) if isinstance(data, dict) else []
+    records = records if isinstance(records, list) else []
     named = [
         str(r[key]) for r in records if isinstance(r, dict) for key in ("policy", "profile", "trace") if r.get(key)
     ]

@@ -32,6 +32,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "advise": ("slacktide.cli.advise", "exclusive or mixed batching for this GPU, model and load, with the numbers"),
     "serve": ("slacktide.cli.serve", "start vLLM's server with one of our policies as its scheduler"),
     "bench": ("slacktide.cli.bench", "replay a trace against an OpenAI-compatible server, and judge it"),
+    "top": ("slacktide.cli.top", "watch a running server in the terminal"),
     "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
     "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
