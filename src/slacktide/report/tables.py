@@ -36,14 +36,19 @@ class Column:
     show: Callable[[float], str]
     better: int = 0
     """+1 more is better, -1 less is better, 0 neither (a fact, not a merit)."""
+    key: str = ""
+    """The figure's name in a summary, where it has one; part of a figure after a dot."""
 
 
-def _key(name: str) -> Callable[[dict[str, Any]], float | None]:
-    return lambda summary: summary.get(name)
+def _column(title: str, key: str, show: Callable[[float], str], better: int = 0) -> Column:
+    """A column of one figure of the summary, or of a part of one ("step_mode_time_share.mixed")."""
+    name, _, part = key.partition(".")
 
+    def read(summary: dict[str, Any]) -> float | None:
+        value = summary.get(name)
+        return (value or {}).get(part) if part else value
 
-def _part(name: str, part: str) -> Callable[[dict[str, Any]], float | None]:
-    return lambda summary: (summary.get(name) or {}).get(part)
+    return Column(title, read, show, better, key)
 
 
 def percent(value: float) -> str:
@@ -65,29 +70,29 @@ def count(value: float) -> str:
 
 
 SERVED = (
-    Column("SLO met_%", _key("attainment"), percent, +1),
-    Column("good req/s", _key("request_goodput"), number, +1),
-    Column("TTFT p50", _key("p50_ttft_ms"), number, -1),
-    Column("TTFT p90", _key("p90_ttft_ms"), number, -1),
-    Column("TTFT p99", _key("p99_ttft_ms"), number, -1),
-    Column("TBT p50", _key("p50_itl_ms"), number, -1),
-    Column("TBT p99", _key("p99_itl_ms"), number, -1),
-    Column("max gap", _key("max_gap_ms"), number, -1),
-    Column("TPOT p50", _key("p50_tpot_ms"), number, -1),
+    _column("SLO met_%", "attainment", percent, +1),
+    _column("good req/s", "request_goodput", number, +1),
+    _column("TTFT p50", "p50_ttft_ms", number, -1),
+    _column("TTFT p90", "p90_ttft_ms", number, -1),
+    _column("TTFT p99", "p99_ttft_ms", number, -1),
+    _column("TBT p50", "p50_itl_ms", number, -1),
+    _column("TBT p99", "p99_itl_ms", number, -1),
+    _column("max gap", "max_gap_ms", number, -1),
+    _column("TPOT p50", "p50_tpot_ms", number, -1),
 )
 """What users of the server saw. Milliseconds."""
 
 ENGINE = (
-    Column("req/s", _key("request_throughput"), number, +1),
-    Column("output tok/s", _key("output_throughput"), count, +1),
-    Column("failed", _key("failed"), count, -1),
-    Column("preemp- tions", _key("num_preemptions"), count, -1),
-    Column("redone %", _key("preemption_tax"), percent, -1),
-    Column("decode", _part("step_mode_time_share", "decode"), percent),
-    Column("prefill", _part("step_mode_time_share", "prefill"), percent),
-    Column("mixed", _part("step_mode_time_share", "mixed"), percent),
-    Column("sim s", _key("sim_duration"), number),
-    Column("wall s", _key("wall_time"), number),
+    _column("req/s", "request_throughput", number, +1),
+    _column("output tok/s", "output_throughput", count, +1),
+    _column("failed", "failed", count, -1),
+    _column("preemp- tions", "num_preemptions", count, -1),
+    _column("redone %", "preemption_tax", percent, -1),
+    _column("decode", "step_mode_time_share.decode", percent),
+    _column("prefill", "step_mode_time_share.prefill", percent),
+    _column("mixed", "step_mode_time_share.mixed", percent),
+    _column("sim s", "sim_duration", number),
+    _column("wall s", "wall_time", number),
 )
 """What the engine did. decode, prefill, mixed: shares of busy time by kind of step."""
 
