@@ -308,7 +308,7 @@ def test_bad_settings_stop_the_engine_at_start(directory):
     for given, message in (
         ({"polcy": "fcfs"}, "did you mean policy"),
         ({"policy": "nonsense"}, "unknown policy"),
-        ({"slo": "ttft:-5"}, "milliseconds above 0"),
+        ({"slo": "ttft:-5"}, "expected more than 0"),
         ({"mode": "off"}, "slacktide.mode"),
     ):
         with pytest.raises(InputError, match=message):

@@ -29,6 +29,13 @@ def dry(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+def settings(found):
+    """Our settings in the command, without the directory where engine and front end meet."""
+    ours = json.loads(value(found, "--additional-config"))["slacktide"]
+    assert "slacktide-serve-" in ours.pop("state_dir")
+    return ours
+
+
 def value(found, flag):
     """The one value of a flag in the command."""
     words = found["command"]
@@ -53,13 +60,13 @@ def test_all_that_is_not_ours_goes_to_vllm_as_it_is(capsys):
     assert value(found, "--scheduler-cls") == ASYNC
     assert value(found, "--middleware") == MIDDLEWARE
     assert value(found, "--host") == HOST
-    assert json.loads(value(found, "--additional-config")) == {"slacktide": {"policy": "sarathi-edf"}}
+    assert settings(found) == {"policy": "sarathi-edf"}
     assert found["environment"] == {}
 
 
 def test_targets_are_spelt_out_in_milliseconds(capsys):
     found = dry(capsys, "m", "--slo", "chat,tbt:0.1s;batch=e2el:600000")
-    assert json.loads(value(found, "--additional-config"))["slacktide"] == {
+    assert settings(found) == {
         "policy": "sarathi-edf",
         "slo": "ttft:200,tbt:100",
         "classes": {"batch": "e2el:600000"},
@@ -69,7 +76,7 @@ def test_targets_are_spelt_out_in_milliseconds(capsys):
 
 def test_relative_targets_go_with_a_profile(capsys):
     found = dry(capsys, "m", "--slo", "dialogue;batch=ttft:20x", "--profile", "h100/llama-3-8b")
-    assert json.loads(value(found, "--additional-config"))["slacktide"] == {
+    assert settings(found) == {
         "policy": "sarathi-edf",
         "slo": "ttft:5x,tbt:40",
         "classes": {"batch": "ttft:20x"},
@@ -95,7 +102,8 @@ def test_the_host_is_the_users_when_given(capsys, arguments):
 
 
 def test_the_users_additional_config_is_kept_and_merged(capsys):
-    own = {"other": {"a": 1}, "slacktide": {"max_failures": 5, "policy": "sarathi-edf:chunk_size=64"}}
+    ours = {"max_failures": 5, "policy": "sarathi-edf:chunk_size=64", "state_dir": "/run/mine"}
+    own = {"other": {"a": 1}, "slacktide": ours}
     found = dry(
         capsys, "m", "--additional_config", json.dumps(own), "--additional-config.x.y_z", "[1]", "--slo", "ttft:5"
     )
@@ -177,7 +185,7 @@ def test_rejection_tells_both_sides_where_they_meet(capsys):
     found = dry(capsys, "m", "--reject", "503", "--slo", "ttft:2000;a=ttft:100;b=e2el:9", "--header", "X-Tenant=tenant")
     admission = json.loads(found["environment"][ENVIRONMENT])
     directory = admission.pop("estimate_dir")
-    assert json.loads(value(found, "--additional-config"))["slacktide"]["estimate_dir"] == directory
+    assert json.loads(value(found, "--additional-config"))["slacktide"]["state_dir"] == directory
     assert admission == {
         "reject": 503,
         "slo_ttft_ms": 2000.0,

@@ -96,8 +96,14 @@ def test_engine_flags_are_defaults_of_parameters_that_mean_the_same():
     assert "scheduling_policy" not in policy_spec(Settings(policy="sarathi-edf"), flags).parameters
 
 
-def test_servers_have_directories_of_their_own(tmp_path):
+def test_servers_have_directories_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     assert state_dir(Settings(), "a") != state_dir(Settings(), "b")
+    assert state_dir(Settings(state_dir=str(tmp_path)), "a") == tmp_path
+    monkeypatch.setenv(
+        "PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "prometheus")
+    )  # several API servers, ids of their own
+    assert state_dir(Settings(), "a") == state_dir(Settings(), "b") == tmp_path / "prometheus" / "slacktide"
     assert state_dir(Settings(state_dir=str(tmp_path)), "a") == tmp_path
 
 

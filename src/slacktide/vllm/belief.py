@@ -34,6 +34,9 @@ ANCHOR_STEPS = 16
 """Steps of a scene whose median scales its prior: within a second of service, and few enough to be warm-up's only once
 (`profiling.online` forgets what is wrong with them)."""
 
+KEPT_STEPS = 4000
+"""Newest measured steps kept as they are, for the replays of shadow mode: under a megabyte."""
+
 FLOOR = 1e-5
 """Least time of a step in seconds: launching one kernel takes as long, so no engine's step is shorter."""
 
@@ -94,6 +97,8 @@ class OnlineBelief:
         self._refitter = Refitter(self.model, background=background)
         self._earlier = np.zeros(3, dtype=np.int64)
         self.num_samples = self.anchors = 0
+        self.steps: deque[tuple[FloatArray, float]] = deque(maxlen=KEPT_STEPS)
+        """Newest steps: shape, seconds."""
 
     @property
     def num_refits(self) -> int:
@@ -131,6 +136,7 @@ class OnlineBelief:
             return False
         scene = 0 if not shape[s.PREFILL_TOKENS] > 0 else 2 if shape[s.NUM_DECODES] > 0 else 1
         self.num_samples += 1
+        self.steps.append((shape, time))
         ratios = self._ratios[scene]
         ratios.append(time / self.predict(shape))
         if len(ratios) == ANCHOR_STEPS:

@@ -44,10 +44,17 @@ FAMILIES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "shadow_steps": ("counter", ("same",), "Shadow mode: steps our plan equals (yes) or differs from (no) vLLM's"),
     "shadow_tokens": ("counter", ("schedule", "on_time"), "Shadow mode: output tokens of a step, by schedule (ours, "
                       "stock) and whether the predicted step ends before they are due"),
+    "shadow_attainment": ("gauge", ("schedule",), "Shadow mode: share of the newest requests that met their targets, "
+                          "measured, and as replayed in the simulator under vLLM's schedule (stock) and ours"),
+    "shadow_replay_requests": ("gauge", (), "Shadow mode: requests of the newest replay"),
+    "shadow_replays": ("counter", ("result",), "Shadow mode: replays, by result: done, skipped (too little) or failed"),
     "num_running": ("gauge", (), "Running requests"),
     "num_waiting": ("gauge", (), "Waiting requests"),
     "predicted_ttft_seconds": ("gauge", (), "Predicted TTFT of a request that arrives now"),
     "belief_samples": ("gauge", (), "Measured steps behind the belief"),
+    "belief_refits": ("counter", (), "Refits of the belief that were better than what it was before"),
+    "belief_drifts": ("counter", (), "Sudden changes of step times, after which the belief forgets the past"),
+    "belief_outliers": ("counter", (), "Steps too far off their prediction to learn from"),
 }  # fmt: skip
 """name -> (type, labels, help)."""
 

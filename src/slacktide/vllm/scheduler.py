@@ -6,7 +6,11 @@ match refuses at start and names the other. Everything else is vLLM's: batches, 
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import math
+import time
+from pathlib import Path
+from typing import Any, cast
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
@@ -14,9 +18,27 @@ from vllm.v1.request import Request
 
 from slacktide.vllm import compat
 from slacktide.vllm.host import Host
-from slacktide.vllm.settings import from_additional_config
+from slacktide.vllm.replay import Replays, Window, task_of
+from slacktide.vllm.settings import Settings, from_additional_config, policy_spec, state_dir
 
 ASYNC_NAME, SYNC_NAME = "slacktide.vllm.Scheduler", "slacktide.vllm.SyncScheduler"
+
+
+def _for_rank(settings: Settings, parallel: Any) -> Settings:
+    """Files of its own for every engine of a data-parallel server.
+
+    vLLM tells the engines of a dense model that they are alone (data_parallel_size 1) and leaves them their index; the
+    ledger numbers the others.
+    """
+    rank = int(getattr(parallel, "data_parallel_index", 0) or 0)
+    if not rank or int(parallel.data_parallel_size) > 1:
+        return settings
+
+    def named(text: str) -> str:
+        path = Path(text)
+        return str(path.with_name(f"{path.stem}-{rank}{path.suffix}")) if text else ""
+
+    return dataclasses.replace(settings, step_log=named(settings.step_log), capture=named(settings.capture))
 
 
 class _Steered(StockScheduler):  # type: ignore[misc]
@@ -30,7 +52,40 @@ class _Steered(StockScheduler):  # type: ignore[misc]
         own, other = (ASYNC_NAME, SYNC_NAME) if self.is_async else (SYNC_NAME, ASYNC_NAME)
         compat.check_async(self.scheduler_config, self.is_async, own, other)
         compat.check_scheduler(self)
-        self.slacktide = Host(self, from_additional_config(self.vllm_config.additional_config))
+        settings = from_additional_config(self.vllm_config.additional_config)
+        settings = _for_rank(settings, self.vllm_config.parallel_config)
+        self.slacktide = Host(self, settings)
+        self.slacktide.ledger.writer.every_turn(self._show_belief)
+        self._replays = self._shadow_replays(settings)
+
+    def _show_belief(self) -> None:
+        """Gauges of the belief, from the writer's thread."""
+        belief, metrics = self.slacktide.ledger.belief, self.slacktide.metrics
+        metrics.set("belief_refits", belief.num_refits)
+        metrics.set("belief_drifts", belief.num_drifts)
+        metrics.set("belief_outliers", belief.num_outliers)
+
+    def _shadow_replays(self, settings: Settings) -> Replays | None:
+        """What shadow mode predicts; None when it is not asked to."""
+        if not settings.shadow_replay_s or not (settings.mode == "shadow" or settings.control_file):
+            return None
+        host, ledger = self.slacktide, cast(Any, self.slacktide.ledger)
+        stock = policy_spec(Settings(policy="vllm-v1"), self.scheduler_config)
+        window = Window(host.metrics, ledger._capture)
+        ledger._capture = window
+        rank = int(getattr(self.vllm_config.parallel_config, "data_parallel_index", 0) or 0)
+        directory = state_dir(settings, str(self.vllm_config.instance_id)) / f"engine-{rank}"
+
+        def oldest_live() -> float:
+            return min(
+                (float(r.arrival_time) - host.mirror.epoch for r in list(self.requests.values())), default=math.inf
+            )
+
+        return Replays(
+            host.metrics, window, task_of(self, (stock.label, host.spec.label)), directory,
+            every=settings.shadow_replay_s, shadow=lambda: host.mode == "shadow", oldest_live=oldest_live,
+            now=lambda: time.time() - host.mirror.epoch, steps=lambda: list(ledger.belief.steps),
+        )  # fmt: skip
 
     def add_request(self, request: Any) -> None:
         """A request, or more input for one."""
@@ -55,6 +110,9 @@ class _Steered(StockScheduler):  # type: ignore[misc]
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """One step: our plan, carried out by vLLM."""
         host = self.slacktide
+        if self.lora_config:
+            slots = host.mirror.slot_of
+            host.mirror.blocked.update(slots[i] for i in compat.hold_for_adapters(self) if i in slots)
         steering = host.before()
         try:
             output = super().schedule(*args, **kwargs)
@@ -73,6 +131,8 @@ class _Steered(StockScheduler):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """The end of the engine."""
+        if self._replays is not None:
+            self._replays.close()
         self.slacktide.close()
         super().shutdown()
 

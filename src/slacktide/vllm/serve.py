@@ -248,8 +248,7 @@ def _scheduler(wish: Wish, flags: Flags, chosen: dict[str, Any], why: str | None
     told: dict[str, Any] = {
         "policy": wish.policy, "slo": wish.slo, "classes": dict(wish.classes), "mode": wish.mode, "prior": wish.profile,
     }  # fmt: skip
-    if wish.reject:
-        told["estimate_dir"] = ours.get("estimate_dir") or _own_directory()
+    told["state_dir"] = ours.get("state_dir") or _own_directory()  # one that `main` removes, however the engine ends
     for key, value in told.items():
         if value and key in ours and ours[key] != value:
             raise InputError(f"{key} is given twice: {value!r}, and {ours[key]!r} in --additional-config")
@@ -296,7 +295,8 @@ def _admission(wish: Wish, chosen: dict[str, Any], environment: Mapping[str, str
     if wish.headers:
         settings["headers"] = dict(wish.headers)
     if wish.reject:
-        settings |= {"reject": wish.reject, "estimate_dir": chosen["settings"]["estimate_dir"]}
+        ours = chosen["settings"]
+        settings |= {"reject": wish.reject, "estimate_dir": ours.get("estimate_dir") or ours["state_dir"]}
         if "ttft" in chosen["slo"]:
             settings["slo_ttft_ms"] = chosen["slo"]["ttft"]
         settings["class_slo_ttft_ms"] = {name: s["ttft"] for name, s in chosen["classes"].items() if "ttft" in s}

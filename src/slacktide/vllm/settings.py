@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -68,14 +69,16 @@ class Settings:
     """Step log (JSON lines, rotating) to write; empty: none."""
     step_log_mb: float = 64.0
     """Size at which the step log is rotated; four old files are kept."""
+    shadow_replay_s: float = 60.0
+    """Seconds between two replays of the newest requests in shadow mode, which predict attainment; 0: none."""
     capture: str = ""
     """Trace of the requests served (CSV that `--trace` reads; no text, no token ids); empty: none."""
 
     def __post_init__(self) -> None:
         for name, low in (("max_failures", 1), ("off_steps", 1), ("prefix_lookups", 0)):
             _number(name, getattr(self, name), low, whole=True)
-        for name in ("max_decision_ms", "step_log_mb"):
-            _number(name, getattr(self, name), 1e-3)
+        for name, least in (("max_decision_ms", 1e-3), ("step_log_mb", 1e-3), ("shadow_replay_s", 0.0)):
+            _number(name, getattr(self, name), least)
         for name in ("policy", "slo", "mode", "control_file", "state_dir", "estimate_dir", "step_log", "capture"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{KEY}.{name}={getattr(self, name)!r}: expected text")
@@ -181,5 +184,12 @@ def build_policy(spec: PolicySpec) -> Policy:
 
 
 def state_dir(settings: Settings, instance_id: str) -> Path:
-    """Where engine and front end of one server meet: both know the settings and vLLM's instance id."""
-    return Path(settings.state_dir or Path(tempfile.gettempdir()) / f"slacktide-{instance_id}")
+    """Where engine and front end of one server meet: both know the settings and vLLM's instance id.
+
+    With several API servers each has an instance id of its own, but all share vLLM's directory for Prometheus, which
+    the first process removes at its end.
+    """
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    if settings.state_dir:
+        return Path(settings.state_dir)
+    return Path(shared) / KEY if shared else Path(tempfile.gettempdir()) / f"{KEY}-{instance_id}"

@@ -190,7 +190,8 @@ class Served(NamedTuple):
 class Capture:
     """Requests that ended, as a trace that `--trace` reads."""
 
-    def __init__(self, writer: Writer, path: str, block_size: int) -> None:
+    def __init__(self, writer: Writer | None, path: str, block_size: int) -> None:
+        """Without a writer nothing is written before `flush` is called."""
         self._path, self._block_size = Path(path), block_size
         self._rows: list[Served] = []
         self._ids: dict[Any, int] = {}
@@ -198,7 +199,8 @@ class Capture:
         self._begun = False
         self.num_empty = 0
         """Requests that ended before their first token: no trace row, because their length is unknown."""
-        writer.every_turn(self._flush)
+        if writer is not None:
+            writer.every_turn(self.flush)
 
     def add(self, row: Served) -> None:
         """Note a request; cheap."""
@@ -207,7 +209,8 @@ class Capture:
             return
         self._rows.append(row)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write what was noted since the last time. Raises OSError."""
         rows, self._rows = self._rows, []
         if not rows:
             return
