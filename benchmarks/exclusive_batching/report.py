@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 HERE = Path(__file__).parent
 RTX, H200 = "rtx-pro-6000/qwen3-8b", "h200/qwen3-8b"
@@ -145,6 +146,34 @@ def knees_table() -> str:
     return "\n".join(lines)
 
 
+def real_table() -> str:
+    """Throughput against vLLM's own scheduler on a real engine: geometric mean and Student's 95 % interval."""
+    data = cells("real")
+    runs: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}  # (load, c) -> policy -> round -> run
+    for key, value in data.items():
+        policy, load, c, seed = key.split(" ")
+        runs.setdefault((load, c.removeprefix("c=")), {}).setdefault(policy, {})[seed] = value
+    lines = [
+        "| load | c | policy | rounds | requests/s against vLLM's own | 95 % interval | mixed steps |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (load, c), found in sorted(runs.items(), key=lambda each: (each[0][0], int(each[0][1]))):
+        stock = found.get("stock", {})
+        for policy, rounds in found.items():
+            both = sorted(set(rounds) & set(stock))
+            if not both:
+                continue
+            mixed = np.mean([rounds[s]["mixed_steps"] / rounds[s]["steps"] for s in both])
+            gains = np.array([np.log(stock[s]["seconds"] / rounds[s]["seconds"]) for s in both])
+            interval = ""
+            if len(both) > 1 and policy != "stock":
+                half = float(student.ppf(0.975, len(both) - 1) * gains.std(ddof=1) / np.sqrt(len(both)))
+                interval = f"{np.exp(gains.mean() - half):.3f} to {np.exp(gains.mean() + half):.3f}"
+            ratio = f"{np.exp(gains.mean()):.3f}"
+            lines.append(f"| {load} | {c} | {policy} | {len(both)} | {ratio} | {interval} | {100 * mixed:.0f} % |")
+    return "\n".join(lines)
+
+
 def misses() -> list[str]:
     """Cells in which eb-plus is more than 1 % below the better of vllm-v1 and eb-adaptive."""
     found = []
@@ -171,6 +200,7 @@ def main() -> None:
         "models": grid_table("models", everyone, ("2x-rtx-pro-6000/qwen3-32b", "2x-h200/llama-3-70b")),
         "shifts": shifts_table(),
         "theta": theta_table(),
+        "real": real_table(),
         "misses": "\n".join(f"- {line}" for line in misses()) or "None.",
     }
     path = HERE / "README.md"
