@@ -38,7 +38,7 @@ class Survey(NamedTuple):
 
 def survey(view: StepView, *, rebase: bool = True) -> Survey:
     """Look at every row once, without end-to-end targets (compiled; `survey_reference` is its twin)."""
-    from slacktide.core.kernels_sliding import survey as compiled
+    from slacktide.core.kernels_deadlines import survey as compiled
 
     live = view.live
     n = live.index.size
@@ -112,7 +112,7 @@ def windows(
     slack is below `least` (the decodes' own step) cannot be saved: it binds only softly, by late_factor * pace.
     `tokens_per_step` > 1 with speculative decoding: each step then earns that many tokens' time.
     """
-    from slacktide.core.kernels_sliding import windows as compiled
+    from slacktide.core.kernels_deadlines import windows as compiled
 
     bounds = np.empty(count)
     late = compiled(found.kind, found.slack, found.pace, least, late_factor, tokens_per_step, bounds)

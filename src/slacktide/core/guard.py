@@ -43,6 +43,12 @@ class ArrivalGuard:
         seen = self._recent[: min(self.count, RECENT)]
         self.tightest = float(np.partition(seen, int(QUANTILE * seen.size))[int(QUANTILE * seen.size)])
 
-    def bound(self, share: float, least: float) -> float:
-        """Most seconds of a step: those of its decodes and `share` times the tightest target; infinite for share 0."""
-        return least + share * self.tightest if share > 0 else math.inf
+    def bound(self, share: float, live: Live, prefills: IntArray, least: float) -> float:
+        """Most seconds of a step: those of its decodes and `share` times the tightest target; infinite for share 0.
+
+        Looks at the prompts first: `live` and `prefills` as in `watch`.
+        """
+        if share <= 0:
+            return math.inf
+        self.watch(live, prefills)
+        return least + share * self.tightest

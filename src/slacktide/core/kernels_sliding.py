@@ -1,116 +1,21 @@
-"""Compiled helpers of the SLO-aware policies. Readable twins: `deadlines`, `chunker` and `knapsack`, by function name.
+"""Compiled search of the windows. Readable twin: `chunker`, by function name.
 
-All of them work on caller-owned arrays and allocate little: a decision of 100 live requests has to stay below 100 us.
+All of it works on caller-owned arrays and allocates little: a decision of 100 live requests has to stay below 100 us.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_latency import fill_packed, max_tokens_packed, step_time_packed
-from slacktide.core.kinds import DECODE, IDLE, PREFILL
-from slacktide.core.live import (
-    ARRIVAL,
-    FIRST_TOKEN,
-    MAX_TOKENS,
-    NUM_CACHED,
-    NUM_COMPUTED,
-    NUM_IN_FLIGHT,
-    NUM_OUTPUT,
-    NUM_PROMPT,
-    SLO_TBT,
-    SLO_TTFT,
-    STATUS,
-)
-from slacktide.core.types import RUNNING, FloatArray, IntArray
-
-ByteArray = npt.NDArray[np.uint8]
+from slacktide.core.types import FloatArray, IntArray
 
 GRID = 48
 """Most candidates of a window's search: finer than the 32 tokens below which two splits cannot be told apart, up to a
 budget of 1536, and 3 % of any larger one."""
 SAME_TIME = 1e-9
 """Seconds. Splits closer than this tie; then the larger first step wins, as in the paper."""
-
-
-@compiled
-def survey(
-    ints: IntArray,
-    floats: FloatArray,
-    n: int,
-    now: float,
-    max_model_len: int,
-    rebase: bool,
-    kind: IntArray,
-    slack: FloatArray,
-    pace: FloatArray,
-    remaining: IntArray,
-    computed: IntArray,
-) -> tuple[int, float, float]:
-    """Fill the columns of `deadlines.Survey`; returns (decodes, their contexts summed, the largest)."""
-    decodes = 0
-    context = 0.0
-    longest = 0.0
-    for row in range(n):
-        in_flight = ints[NUM_IN_FLIGHT, row]
-        output = ints[NUM_OUTPUT, row] + in_flight
-        known = ints[NUM_PROMPT, row] + output
-        running = ints[STATUS, row] == RUNNING
-        done = ints[NUM_COMPUTED, row] if running else ints[NUM_CACHED, row]
-        need = known - done
-        if running:
-            need = min(need, max_model_len - 1 - done)
-        if need <= 0 or (in_flight > 0 and output >= ints[MAX_TOKENS, row]):
-            kind[row] = IDLE
-        elif known - done == 1 and output > 0:
-            kind[row] = DECODE
-            decodes += 1
-            context += done
-            longest = max(longest, float(done))
-        else:
-            kind[row] = PREFILL
-        remaining[row] = max(need, 0)
-        computed[row] = done
-        pace[row] = floats[SLO_TBT, row]
-        anchor = floats[ARRIVAL, row] + floats[SLO_TTFT, row]
-        first = floats[FIRST_TOKEN, row]
-        if first == first and (np.isinf(anchor) or (rebase and first > anchor)):  # noqa: PLR0124 (NaN: no token yet)
-            anchor = first
-        elif output > 0 and np.isinf(anchor):
-            anchor = now  # its first token is in flight
-        slack[row] = anchor - now
-        if output > 0:
-            slack[row] += output * pace[row]
-    return decodes, context, longest
-
-
-@compiled
-def windows(
-    kind: IntArray,
-    slack: FloatArray,
-    pace: FloatArray,
-    least: float,
-    late_factor: float,
-    tokens_per_step: float,
-    bounds: FloatArray,
-) -> int:
-    """Fill bounds[j] = seconds within which step j + 1 must end for every decode; returns how many decodes are late."""
-    late = 0
-    bounds[:] = np.inf
-    for row in range(kind.size):
-        if kind[row] != DECODE:
-            continue
-        first = slack[row]
-        if first < least:
-            late += 1
-            first = late_factor * pace[row]
-        if first == np.inf:
-            continue
-        for j in range(bounds.size):
-            bounds[j] = min(bounds[j], first + (j * tokens_per_step * pace[row] if j > 0 else 0.0))
-    return late
 
 
 @compiled
@@ -341,53 +246,4 @@ def split_literal(
         time += _literal_time(packed, b_sum - candidate, decodes, context, longest, remaining, computed, shape)
         if time < best_time - SAME_TIME:
             best, best_time = candidate, time
-    return best
-
-
-@compiled
-def knapsack(
-    weights: IntArray,
-    counts: IntArray,
-    values: FloatArray,
-    tokens: IntArray,
-    capacity: IntArray,
-    taken: ByteArray,
-    chosen: ByteArray,
-) -> int:
-    """Best set {anchor} + some items before it; returns the anchor, -1 for none, and marks the set in `chosen`.
-
-    Item i is an anchor when capacity[i] >= weights[i]; its set may weigh capacity[i]. Best is lexicographic by (sum of
-    counts, sum of values, sum of tokens); the first of equals wins. `taken` uint8[n, max capacity + 1] is scratch.
-    """
-    n, width = weights.size, taken.shape[1]
-    count, value, total = np.zeros(width, dtype=np.int64), np.zeros(width), np.zeros(width, dtype=np.int64)
-    best = -1
-    best_count, best_value, best_total = 0, 0.0, 0
-    for i in range(n):
-        if capacity[i] >= weights[i]:
-            at = capacity[i] - weights[i]
-            c, v, t = count[at] + counts[i], value[at] + values[i], total[at] + tokens[i]
-            if (
-                best < 0
-                or c > best_count
-                or (c == best_count and (v > best_value or (v == best_value and t > best_total)))
-            ):
-                best, best_count, best_value, best_total = i, c, v, t
-        for at in range(width - 1, weights[i] - 1, -1):
-            low = at - weights[i]
-            c, v, t = count[low] + counts[i], value[low] + values[i], total[low] + tokens[i]
-            better = c > count[at] or (c == count[at] and (v > value[at] or (v == value[at] and t > total[at])))
-            taken[i, at] = 1 if better else 0
-            if better:
-                count[at], value[at], total[at] = c, v, t
-        for at in range(min(weights[i], width)):
-            taken[i, at] = 0
-    chosen[:] = 0
-    if best >= 0:
-        chosen[best] = 1
-        at = capacity[best] - weights[best]
-        for i in range(best - 1, -1, -1):
-            if taken[i, at] != 0:
-                chosen[i] = 1
-                at -= weights[i]
     return best

@@ -30,7 +30,7 @@ def choose(
     each by default. One pass over the items serves all anchors: sorted by falling slack, those before an anchor are
     just those that it may take along. Of equal slacks the shortest prompt is the anchor.
     """
-    from slacktide.core.kernels_sliding import knapsack
+    from slacktide.core.kernels_knapsack import knapsack
 
     order = np.lexsort((-remaining, -slack))
     weights = -(-remaining[order] // quantum)
@@ -96,7 +96,7 @@ def _by_value(
     weights: IntArray, values: FloatArray, capacity: int, anchor: int, remaining: IntArray, quantum: int
 ) -> IntArray:
     """Positions of the subset with the largest sum of values beside the anchor."""
-    from slacktide.core.kernels_sliding import knapsack
+    from slacktide.core.kernels_knapsack import knapsack
 
     n = weights.size
     own = -(-int(remaining[anchor]) // quantum)

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
+from slacktide.core.bounded import DEFAULT_MARGIN, begin, cut, decode_only, look
 from slacktide.core.deadlines import windows
 from slacktide.core.guard import ArrivalGuard
 from slacktide.core.policies._shared import require_at_least
@@ -55,16 +55,10 @@ class GreedyDynamic:
             return decode_only(step)
         least = step.seconds(step.decode_load, 0)
         bounds, late = windows(found, least, 1, late_factor=self.late_factor)
-        t_cur = min(float(bounds[0]), self._guarded(step, least))
+        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, view.live, step.prefills, least))
         rows = step.prefills
         packed = step.packed(rows[np.argsort(found.slack[rows], kind="stable")])
         _, rows, tokens = step.queue(packed)
         prefill = step.within(step.load(rows, tokens), t_cur)
         why = {"path": "greedy", "t_cur": t_cur, "late_decodes": late, "greedy": prefill}
         return cut(step, packed, prefill, why)
-
-    def _guarded(self, step: Step, least: float) -> float:
-        if self.guard == 0:
-            return float("inf")
-        self._guard.watch(step.view.live, step.prefills)
-        return self._guard.bound(self.guard, least)

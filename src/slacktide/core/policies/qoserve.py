@@ -72,7 +72,7 @@ class QoServe:
             return decode_only(step)
         least = step.seconds(step.decode_load, 0)
         bounds, late = windows(found, least, 1, late_factor=self.late_factor)
-        t_cur = min(float(bounds[0]), self._guarded(step, least))
+        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, view.live, step.prefills, least))
         rows = step.prefills
         slack, remaining, rho = found.slack[rows], found.remaining[rows], self._rho(step)
         misses = self._relegated(view, rows, slack, remaining, rho)
@@ -128,9 +128,3 @@ class QoServe:
             lowest = live.priority[rows][waiting].max()
             misses &= live.priority[rows] == lowest
         return misses
-
-    def _guarded(self, step: Step, least: float) -> float:
-        if self.guard == 0:
-            return float("inf")
-        self._guard.watch(step.view.live, step.prefills)
-        return self._guard.bound(self.guard, least)

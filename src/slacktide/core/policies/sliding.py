@@ -19,25 +19,24 @@ import numpy as np
 from slacktide.core import chunker as chunking
 from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
 from slacktide.core.chunker import Load
-from slacktide.core.constructor import Batch, can_hold, construct, construct_paper
+from slacktide.core.constructor import Batch, construct, construct_paper
 from slacktide.core.deadlines import Survey, windows
 from slacktide.core.guard import ArrivalGuard
 from slacktide.core.outputs import OutputLengths, StepYield
 from slacktide.core.policies._shared import require_at_least, require_choice
-from slacktide.core.policy import register
-from slacktide.core.priority import (
-    HOPELESS,
-    PrefillRate,
-    by_class,
-    classes,
-    edf_feasible,
-    hybrid_key,
-    paper_order,
-    prior_rate,
+from slacktide.core.policies._sliding import (
+    Order,
+    evicting,
+    eviction_victim,
+    newly_relegated,
+    overdue,
+    service_order,
+    with_aged,
 )
-from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepResult, StepView
+from slacktide.core.policy import register
+from slacktide.core.priority import PrefillRate, prior_rate
+from slacktide.core.types import FloatArray, IntArray, Plan, StepResult, StepView
 
-Order = Literal["mlps", "paper", "edf", "srpf", "hybrid", "fcfs"]
 Chunker = Literal["greedy", "clamped", "frozen", "dual", "paper"]
 Constructor = Literal["off", "sound", "paper"]
 
@@ -154,12 +153,11 @@ class Sliding:
         bounds, late = self._bounds(found, least, gain)
         cap = math.inf
         if self.guard > 0 and not self._paper:
-            self._guard.watch(view.live, step.prefills)
-            cap = self._guard.bound(self.guard, least)
+            cap = self._guard.bound(self.guard, view.live, step.prefills, least)
             bounds[0] = min(bounds[0], cap)
         order, hopeless, rho = self._sorted(step, least)
-        aged = self._aged(view, step)
-        packed = step.packed(*self._with_aged(view, order, aged))
+        aged = -1 if self._paper else overdue(step, self.ageing)
+        packed = step.packed(*with_aged(step, order, aged, self.ageing_tokens))
         first, rows, tokens = step.queue(packed)
         load = step.load(rows, tokens)
         t_cur = float(bounds[0])
@@ -170,7 +168,7 @@ class Sliding:
             "t_next": float(bounds[1]) - t_cur if t_cur < math.inf else math.inf,
             "late_decodes": late,
         }
-        relegated = self._relegated(view, hopeless) if self.relegation else _NO_ROWS
+        relegated = newly_relegated(step, hopeless) if self.relegation else _NO_ROWS
         if greedy > 0 or not step.decodes.size or self._paper:
             batch, why["at_risk"] = self._construct(step, order, hopeless, load, greedy, t_cur, least, rho)
             if batch is not None:
@@ -178,8 +176,8 @@ class Sliding:
             if self._constructor == "paper" and why["at_risk"] and step.decodes.size:
                 # Algorithm 2 found nothing: the paper runs the decodes alone (its overload trap).
                 return self._done(cut(step, packed, 0, why | {"path": "empty"}, relegated), 0)
-        if self.evict and (victim := self._victim(step, order, hopeless)) >= 0:
-            return self._done(self._evicting(step, victim, why | {"path": "evict"}), 0)
+        if self.evict and (victim := eviction_victim(step, order, hopeless)) >= 0:
+            return self._done(evicting(step, victim, why | {"path": "evict"}), 0)
         prefill = greedy
         if self._chunker != "greedy" and self.window > 1:
             prefill, greedy = self._split(step, order, load, rows, tokens, first, bounds, cap)
@@ -214,56 +212,12 @@ class Sliding:
 
     def _sorted(self, step: Step, least: float) -> tuple[IntArray, IntArray, float]:
         """(prompts in service order, those of them that are hopeless or relegated, pace of prefills)."""
-        live, found, rows = step.view.live, step.survey, step.prefills
-        slack, remaining = found.slack[rows], found.remaining[rows]
-        load = step.load(rows[:1], np.array([step.limit]))
+        load = step.load(step.prefills[:1], np.array([step.limit]))
         rho = self._rate.value(prior_rate(step.limit, step.seconds(load, step.limit)))
-        protected = (live.priority[rows] < 0) | (live.num_output_tokens[rows] > 0)
         order = self.order or ("paper" if self._paper else "mlps")
-        if order == "paper":
-            alpha = 1.0 if self.alpha is None else self.alpha
-            return rows[paper_order(remaining, slack, rho, protected, alpha)], _NO_ROWS, rho
-        relegated = live.relegated[rows] != 0
-        found_classes = classes(
-            remaining,
-            slack,
-            rho,
-            protected,
-            relegated,
-            alpha=self.beta if self.alpha is None else self.alpha,
-            beta=self.beta,
-            least=least,
-        )
-        lost = found_classes >= HOPELESS
-        if order == "mlps":
-            return rows[by_class(found_classes, remaining)], rows[lost], rho
-        if order == "edf":
-            key = slack
-        elif order == "srpf":
-            key = remaining.astype(np.float64)
-        elif order == "fcfs":
-            key = np.zeros(rows.size)
-        else:
-            low = edf_feasible(slack, remaining, rho)
-            key = hybrid_key(np.minimum(slack, 1e9), remaining, 0.001 if low else 0.008)
-        if self.relegation:
-            key = np.where(relegated | lost, np.inf, key)
-        return rows[np.argsort(key, kind="stable")], rows[lost], rho
-
-    def _aged(self, view: StepView, step: Step) -> int:
-        """The oldest prompt, if it is overdue by more than `ageing`; -1 without one."""
-        row = int(step.prefills[0])
-        target = float(view.live.slo_ttft[row])
-        overdue = view.now - float(view.live.arrival_time[row]) - (target if target < math.inf else 0.0)
-        return row if overdue > self.ageing and not self._paper else -1
-
-    def _with_aged(self, view: StepView, order: IntArray, aged: int) -> tuple[IntArray, IntArray | None]:
-        """The order with the aged prompt in front, held to its few tokens."""
-        if aged < 0 or int(order[0]) == aged:
-            return order, None
-        caps = np.full(view.live.index.size, 1 << 40, dtype=np.int64)
-        caps[aged] = self.ageing_tokens
-        return np.concatenate(([aged], order[order != aged])), caps
+        alpha = self.alpha if self.alpha is not None else 1.0 if order == "paper" else self.beta
+        rows, lost = service_order(step, order, rho, least, alpha, self.beta, relegation=self.relegation)
+        return rows, lost, rho
 
     def _construct(
         self,
@@ -333,27 +287,3 @@ class Sliding:
             gain=self.least_gain,
             cap=cap / step.margin,
         )
-
-    def _relegated(self, view: StepView, hopeless: IntArray) -> IntArray:
-        live = view.live
-        rows: IntArray = hopeless[(live.status[hopeless] != RUNNING) & (live.relegated[hopeless] == 0)]
-        return rows
-
-    def _victim(self, step: Step, order: IntArray, hopeless: IntArray) -> int:
-        """A running request that has missed, was never evicted, holds most blocks; -1 if blocks are not the need."""
-        live, found = step.view.live, step.survey
-        wanted = order[~np.isin(order, hopeless)]
-        wanted = wanted[(live.status[wanted] != RUNNING) & (found.slack[wanted] > 0)]
-        if not wanted.size or bool(can_hold(step, wanted).all()):
-            return -1
-        missed = found.slack < 0
-        missed[hopeless] = True
-        holders = np.flatnonzero((live.status == RUNNING) & missed & (live.num_preemptions == 0) & (found.kind != 0))
-        return int(holders[np.argmax(live.num_blocks[holders])]) if holders.size else -1
-
-    def _evicting(self, step: Step, victim: int, why: dict[str, Any]) -> Plan:
-        """The other running requests go on; nobody is admitted in a step that evicts."""
-        plan = step.packed(_NO_ROWS)
-        keep = plan.rows != victim
-        preempted = np.unique(np.append(plan.preempted, victim))
-        return Plan(plan.rows[keep], plan.num_scheduled_tokens[keep], preempted, why=why)

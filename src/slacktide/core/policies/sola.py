@@ -63,8 +63,7 @@ class Sola:
         predicted = spent + own
         usable, bound, tpot = self._decodes(step)
         if self.guard > 0:
-            self._guard.watch(live, rows)
-            bound = min(bound, self._guard.bound(self.guard, step.seconds(step.decode_load, 0)))
+            bound = min(bound, self._guard.bound(self.guard, live, rows, step.seconds(step.decode_load, 0)))
         open_rows = predicted <= target  # a late prompt constrains nobody
         ttft = float((predicted / target)[open_rows].max(initial=0.0))
         order = rows[np.lexsort((-predicted / target, ~open_rows))]
