@@ -16,7 +16,7 @@ Order = Literal["mlps", "paper", "edf", "srpf", "hybrid", "fcfs"]
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
 _LOW, _HIGH = 0.001, 0.008
-"""QoServe's alpha, seconds a token: while prompts by deadline would all be on time (its paper), and beyond (its code)."""
+"""QoServe's alpha, seconds a token: while prompts by deadline would all be on time (paper), and beyond (its code)."""
 
 
 def service_order(
