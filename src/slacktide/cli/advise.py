@@ -149,9 +149,10 @@ def _columns(path: Path) -> dict[str, list[Any]]:
 
 def _show(advice: dict[str, Any], told: list[str]) -> None:
     from slacktide.cli.output import table
-    from slacktide.report.tables import number
+    from slacktide.report.tables import number, profile_line
 
     lead, (low, high) = advice["lead"], advice["lead_interval"]
+    print(profile_line(advice))
     print(f"advice: {advice['recommendation']} batching (by {advice['decided_by']})")
     print(f"load: {advice['load']['prompt']:.0f} prompt and {advice['load']['output']:.0f} output tokens on average, "
           f"{advice['concurrency']:,} requests in the system, {advice['profile']}")  # fmt: skip

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
 
     target, limits = _target(args), _limits(args)
     directory = writable(args)
-    workload = _fitting(args, _workload(args), target)
+    workload = fitting(args, workload_of(args), target)
     _announce(args, workload)
     with progress(args, len(workload), "replaying") as advance:
         result = replay(workload, target, limits, num_warmups=args.num_warmups, seed=args.seed, progress=advance)
@@ -171,7 +171,7 @@ def _limits(args: argparse.Namespace) -> Limits:
     )
 
 
-def _workload(args: argparse.Namespace) -> Workload:
+def workload_of(args: argparse.Namespace) -> Workload:
     """The requests, their lengths scaled."""
     import dataclasses
 
@@ -203,7 +203,7 @@ def _workload(args: argparse.Namespace) -> Workload:
     return changed.with_notes(f"all lengths times {args.length_scale:g}", *lost)
 
 
-def _fitting(args: argparse.Namespace, workload: Workload, target: Target) -> Workload:
+def fitting(args: argparse.Namespace, workload: Workload, target: Target) -> Workload:
     """Deal with requests that the model's context cannot hold, as --oversized says; asks the server for it."""
     import asyncio
 

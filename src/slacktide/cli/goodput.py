@@ -96,10 +96,10 @@ def say(notes: list[str]) -> None:
 
 
 def _show(records: list[dict[str, Any]]) -> None:
-    from slacktide.report.tables import number, percent
+    from slacktide.report.tables import number, percent, profile_line
 
     first = records[0]
-    print(f"profile: {first['profile']} [{first['profile_label']}]")
+    print(profile_line(first))
     print(f"highest rate at which {percent(first['target'])} % of all arrivals meet the SLO (mode {first['slo_mode']})")
     # Oracles see true output lengths: nobody can deploy them, so they are not what others are measured by.
     rivals = [r["rate"] for r in records if r["rate"] is not None and not r["oracle"]]

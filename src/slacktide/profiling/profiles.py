@@ -17,6 +17,7 @@ from slacktide.profiling.capacity import KvCapacity, engine_defaults, kv_capacit
 from slacktide.profiling.compose import AIC_GPUS, INTERCONNECTS
 from slacktide.profiling.compose_attention import MEASURED_PAIRS
 from slacktide.profiling.kernel_tables import Gpu, Model, gpus, models
+from slacktide.profiling.region import Region
 
 GPU_NAMES = {
     "rtx-pro-6000": "RTX-PRO-6000", "rtx-4090": "RTX-4090", "rtx-3090": "RTX-3090", "h200": "H200-SXM",
@@ -65,6 +66,16 @@ class Profile:
     label: str
     """composed, estimate or prior; measured or fitted for a user's file that says so."""
     sources: Mapping[str, str]
+    frontend: float = 0.0
+    """Seconds between client and engine, both ways together: in a request's TTFT, in no step."""
+    pipeline_depth: int = 1
+    """2 for an engine that was measured with async scheduling."""
+    region: Region | None = None
+    """Where the step times were measured; None: not known."""
+    errors: str = ""
+    """Cross-validated errors of the step times, in words."""
+    validation: str = ""
+    """How far simulated figures were from measured ones, in words; empty: nobody compared them."""
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from slacktide.core.types import FloatArray
 from slacktide.metrics.log import RunLog
 from slacktide.metrics.summary import summarize
 from slacktide.search.scenario import Scenario, Setup, prepare
+from slacktide.search.truth import profile_facts
 from slacktide.sim.engine import simulate
 
 MODES = {"mixed": "vllm-v1", "exclusive": "eb-adaptive:mixed_below=0"}
@@ -126,7 +127,7 @@ def advise(
         "decided_by": by,
         **result,
         "load": {"prompt": load.prompt, "output": load.output, "requests": len(setup.workload)},
-        "profile": setup.profile.name,
+        **profile_facts(setup.profile),
         "trace": setup.workload.name,
         "simulated": outcome,
         "costs": asdict(costs),

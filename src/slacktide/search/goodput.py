@@ -35,6 +35,7 @@ from slacktide.errors import InputError
 from slacktide.search.evaluate import NEEDS_SLO, Evaluation, Task, evaluate
 from slacktide.search.pool import Store, key_of, run_tasks
 from slacktide.search.scenario import Scenario, Setup, build_policy, isolated_service, prepare
+from slacktide.search.truth import profile_facts
 from slacktide.sim.engine import EngineConfig
 from slacktide.workload.arrivals import parse_arrival
 from slacktide.workload.load import load_trace
@@ -269,8 +270,7 @@ def _record(
         "label": spec.label,
         "oracle": bool(getattr(spec.cls, "oracle", False)),
         "parameters": spec.all_parameters(),
-        "profile": setup.profile.name,
-        "profile_label": setup.profile.label,
+        **profile_facts(setup.profile),
         "seed": scenario.seed,
         "trace": setup.workload.name,
         "num_prompts": len(setup.workload),

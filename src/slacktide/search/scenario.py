@@ -25,6 +25,7 @@ from slacktide.errors import InputError
 from slacktide.metrics.log import RunLog
 from slacktide.metrics.summary import summarize
 from slacktide.profiling.profiles import Profile, default_belief, load_profile
+from slacktide.search.truth import as_clients_see, at_the_engine, caveats, profile_facts
 from slacktide.sim.engine import EngineConfig, never_fits, simulate
 from slacktide.workload.load import load_workload, parse_read_options
 from slacktide.workload.requests import Workload
@@ -204,7 +205,7 @@ def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setu
         watermark=given.get("watermark", 0.0),
         max_model_len=given.get("max_model_len", 2**31 - 1),
         enable_prefix_caching=given.get("enable_prefix_caching", True),  # vLLM's default
-        pipeline_depth=given.get("pipeline_depth", 1),
+        pipeline_depth=given.get("pipeline_depth", profile.pipeline_depth),
     )
     isolated = isolated_prefill(profile.latency, config.max_num_batched_tokens)
     workload = _workload(scenario, (key, version, config.max_num_batched_tokens), isolated)
@@ -269,25 +270,27 @@ def run_policy(
     for example a recorder around it.
     """
     scenario = setup.scenario
-    policy = build_policy(spec, scenario.engine)
+    policy, workload = build_policy(spec, scenario.engine), setup.workload
     result = simulate(
-        setup.workload, policy if wrap is None else wrap(policy), setup.profile.latency, setup.config, belief=setup.belief, fast_forward=fast_forward,
+        at_the_engine(workload, setup.profile), policy if wrap is None else wrap(policy), setup.profile.latency,
+        setup.config, belief=setup.belief, fast_forward=fast_forward,
         progress=progress, max_concurrency=scenario.max_concurrency, stop=stop,
     )  # fmt: skip
-    log = result.log
+    log = as_clients_see(result.log, workload, setup.profile)
     isolated = isolated_service(setup.profile.latency, setup.config.max_num_batched_tokens)
     summary = summarize(log, mode=scenario.slo_mode, tolerated_late_share=scenario.late_tolerance, isolated=isolated)
     if result.decision_times.size:
         p50, p99 = np.percentile(result.decision_times, (50, 99)) * 1e6
         summary["p50_decision_us"], summary["p99_decision_us"] = float(p50), float(p99)
-    workload = setup.workload
+    is_open = workload.closed is None and math.isfinite(workload.rate) and scenario.max_concurrency is None
+    figures, notes = caveats(setup.profile, log, is_open=is_open)
+    summary |= figures
     return {
         "policy": spec.name,
         "label": spec.label,
         "oracle": bool(getattr(policy, "oracle", False)),
         "parameters": spec.all_parameters(),
-        "profile": setup.profile.name,
-        "profile_label": setup.profile.label,
+        **profile_facts(setup.profile),
         "seed": scenario.seed,
         "trace": workload.name,
         "num_prompts": len(workload),
@@ -295,7 +298,7 @@ def run_policy(
         "arrival": arrival_text(scenario),
         "slo": scenario.slo,
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
-        "notes": list(workload.notes),
+        "notes": [*workload.notes, *notes],
         "stopped": result.stopped,
         "summary": summary,
     }, log
