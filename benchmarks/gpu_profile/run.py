@@ -19,11 +19,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent.parent / "src"))  # a bare machine has the repository, not the package
 
-import numpy as np
+import numpy as np  # noqa: E402
 
-from slacktide.core.latency_families import SCENES, scenes
-from slacktide.profiling.experiments_run import run_design
-from slacktide.profiling.torch_stack import TorchStack, tiny
+from slacktide.core.latency_families import SCENES, scenes  # noqa: E402
+from slacktide.profiling.experiments_run import run_design  # noqa: E402
+from slacktide.profiling.torch_stack import TorchStack, tiny  # noqa: E402
 
 GPU_WORDS = {
     "H200": "h200", "H100 PCIe": "h100-pcie", "H100": "h100", "A100": "a100", "B200": "b200", "L40S": "l40s",

@@ -57,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FIGURE=SHARE",
-        help="largest error of a figure, e.g. p50_ttft_ms=0.2, or FIGURE=none; may be repeated (default: throughput and "
-        "TPOT 0.05, TTFT p50 0.1 and p99 0.15, attainment 0.03), or the spread of the real runs where that is larger",
+        help="largest error of a figure, e.g. p50_ttft_ms=0.2, or FIGURE=none; may be repeated (default: throughput "
+        "and TPOT 0.05, TTFT p50 0.1 and p99 0.15, attainment 0.03), or the spread of the real runs where that is larger",
     )
     parser.add_argument("--update-profile", action="store_true", help="note the result in the profile's file")
     group = parser.add_argument_group("a server that runs already")

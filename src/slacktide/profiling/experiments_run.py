@@ -188,8 +188,8 @@ class _Run:
 
     def _warm_up(self, pilots: list[Point]) -> tuple[FloatArray, FloatArray]:
         """Every end of the range once, twice for the first: kernels get compiled, caches filled, costs become known."""
-        self._visit(pilots[0], -1, warmup=True)
-        seen = [(point.shape, self._visit(point, -1, warmup=True)) for point in pilots]
+        self._visit(pilots[0], -1, 1, warmup=True)
+        seen = [(point.shape, self._visit(point, -1, 1, warmup=True)) for point in pilots]
         good = [(shape, seconds) for shape, seconds in seen if seconds is not None]
         if not good:
             raise InputError("profile: the engine ran none of the pilot steps as planned; is its KV cache too small?")
@@ -215,10 +215,10 @@ class _Run:
         found = sorted(points["decode"], key=lambda point: (len(point.decodes), point.kv_tokens))
         return found[len(found) // 2]
 
-    def _visit(self, point: Point, number: int, **more: Any) -> float | None:
+    def _visit(self, point: Point, number: int, samples: int | None = None, **more: Any) -> float | None:
         """Measure a point; the median of its seconds."""
         seconds = []
-        for sample in self._engine.measure(point, self._samples):
+        for sample in self._engine.measure(point, samples or self._samples):
             self._log.add(row_of(point, number, sample, self._before + self._spent(), **more))
             seconds.append(sample.duration)
         return float(np.median(seconds)) if seconds else None

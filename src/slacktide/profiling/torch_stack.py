@@ -227,7 +227,7 @@ class TorchStack:
         return (final @ self._head.t()).argmax(dim=-1)
 
     def _attention(self, q: Any, cache: Any, cached: int) -> Any:
-        """Of n rows with c new tokens after `cached` ones: q [n, heads, c, d], cache [2, kv_heads, n, c + cached, d]."""
+        """n rows with c new tokens after `cached` ones: q [n, heads, c, d], cache [2, kv_heads, n, c + cached, d]."""
         functional = self._torch.nn.functional
         keys, values = cache[0].transpose(0, 1), cache[1].transpose(0, 1)
         c = q.shape[2]
@@ -245,6 +245,9 @@ class TorchStack:
 
 def tiny(**more: Any) -> TorchStack:
     """A stack that a CPU runs in milliseconds a step, for tests."""
+    import torch
+
+    torch.set_num_threads(1)  # threads would only wait for one another
     model = Model(
         name="tiny", layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=128, vocab=256, qk_norm=False,
         linear_parameters=2.0 * (64 * 128 + 64 * 64 + 3 * 64 * 128), weight_bytes=2.0 * 131_072, kv_bytes_per_token=256,

@@ -141,7 +141,7 @@ def headline(records: Sequence[Record]) -> list[str]:
 
 
 def profile_line(record: Record) -> str:
-    """Profile, what it rests on, and how wrong it has been: `profile: mine [fitted]; step times off by decode 1.2 %`."""
+    """Profile, what it rests on, how wrong it has been: `profile: mine [fitted]; step times off by decode 1.2 %`."""
     label, errors = record.get("profile_label"), record.get("profile_errors")
     line = f"profile: {record['profile']}" + (f" [{label}]" if label else "")
     line += f"; step times off by {errors}" if errors else ""
