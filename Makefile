@@ -68,20 +68,21 @@ dev: $(VENV)/.stamp-dev ## the same with the tools for check and test
 # ---- use --------------------------------------------------------------------------------------------------------------
 
 .PHONY: demo demo-sim demo-engine
-demo: demo-sim ## compare the policies on a packaged trace in the simulator; results in demo-results/
-	@echo "The same on a real vLLM, on this machine's CPUs: make demo-engine (downloads 2 GB, then takes 5 minutes)"
+demo: ## both halves: simulator, then a real vLLM on this machine's CPUs (first run: 2 GB of downloads); results in demo-results/
+	@$(MAKE) --no-print-directory demo-sim
+	@$(MAKE) --no-print-directory demo-engine
 
-demo-sim: $(VENV)/.stamp-base
+demo-sim: $(VENV)/.stamp-base ## compare the policies on a packaged trace in the simulator
 	$(PY) -m slacktide compare --trace $(TRACE) --profile $(PROFILE) --policy $(POLICY) --slo $(SLO) --rate $(RATE) --out $(OUT)
 
-# The model lies beside the environment that serves it; where there is no CPU vLLM the demo ends here, in peace.
+# The model lies beside the environment that serves it; where there is no CPU vLLM, or no model, the demo ends in peace.
 DEMO_MODEL = $(VLLM_VENV)/models/smollm2-135m
 demo-engine: ## serve a small model with vLLM's scheduler and with ours, and replay real traffic (5 minutes, no GPU)
 	@mkdir -p $(OUT); echo "CPU vLLM in $(VLLM_VENV) (made on the first run: some minutes, 2 GB; log: $(OUT)/vllm-env.log)"
-	@if $(MAKE) --no-print-directory vllm-env > $(OUT)/vllm-env.log 2>&1; then \
-	  $(VLLM_PY) scripts/make_smollm2.py --out $(DEMO_MODEL) && \
+	@if $(MAKE) --no-print-directory vllm-env > $(OUT)/vllm-env.log 2>&1 && \
+	  $(VLLM_PY) scripts/make_smollm2.py --out $(DEMO_MODEL) >> $(OUT)/vllm-env.log 2>&1; then \
 	  $(VLLM_PY) scripts/engine_demo.py --model $(DEMO_MODEL) --policy $(ENGINE_POLICY) --out $(OUT)/engine; \
-	else echo "no CPU vLLM here, so the demo ends: https://docs.vllm.ai/en/stable/getting_started/installation/cpu/ tells where its wheels are; name that place in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"; fi
+	else echo "no CPU vLLM or no model here (see $(OUT)/vllm-env.log), so the demo ends: https://docs.vllm.ai/en/stable/getting_started/installation/cpu/ tells where its wheels are; name that place in PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS"; fi
 
 .PHONY: bench
 bench: $(VENV)/.stamp-dev ## run benchmarks/NAME/run.py: make bench NAME=...
