@@ -13,6 +13,7 @@ from slacktide.core.chunker import Load
 from slacktide.core.deadlines import Survey, speculative_deadline, survey, windows
 from slacktide.core.kinds import DECODE, PREFILL
 from slacktide.core.latency import AffineModel
+from slacktide.core.latency_extended import ExtendedFeatureModel
 from slacktide.core.latency_families import RooflineModel, SevenFeatureModel
 from slacktide.core.live import LiveTable
 from slacktide.core.outputs import OutputLengths, StepYield
@@ -259,6 +260,27 @@ def test_a_convex_time_and_much_slack_make_the_window_take_less_than_greedy():
     )
     assert greedy == most
     assert max(others) < 0.75 * most
+
+
+def test_kinks_break_the_equality_of_window_and_greedy_and_the_policy_keeps_greedy_by_rule():
+    """T_cur <= T_next makes greedy optimal for convex times alone: beyond a steep tile later tokens are cheap."""
+    weights = np.zeros((3, 3 + 1 + 7))
+    weights[:, 0], weights[:, 1:4] = 10 * MS, np.array([0.05, 0.5, 0.05]) * MS
+    model, state = ExtendedFeatureModel(weights, np.array([0.0, 40.0, 80.0])), load([100_000], decodes=8)
+    bounds = np.array([35, 80]) * MS
+    greedy = chunker.split(model, state, bounds, 2048, "greedy")[0]
+    assert chunker.split(model, state, bounds, 2048, "clamped") == (greedy, greedy)
+    best, _ = chunker.split_reference(model, state, bounds, 2048)
+    assert best <= 40 < greedy
+
+    def end(first: int) -> float:
+        after = chunker.advanced(state, first)
+        return chunker.load_time(model, state, first) + chunker.load_time(model, after, total - first)
+
+    total = greedy + chunker.prefill_within(
+        model, chunker.advanced(state, greedy), bounds[1] - chunker.load_time(model, state, greedy), 2048
+    )  # fmt: skip
+    assert end(best) < 0.8 * end(greedy)
 
 
 def test_nobody_waits_where_greedy_ends_the_whole_queue_in_the_window():
