@@ -57,12 +57,15 @@ def rows_of(name: str, count: int, rng: np.random.Generator) -> list[tuple[int, 
     return [(int(prompts[i]), int(outputs[i]), kind) for i in chosen]
 
 
-def write(name: str) -> Path:
-    """The data set as a CSV file beside this one; made once, the same each time."""
-    path = HERE / "data" / f"{name}.csv"
+def write(name: str, seed: int = 0) -> Path:
+    """The data set as a CSV file; made once, the same each time.
+
+    Seed 0 is committed beside this file. The others draw other rows of the same tables, into data/seed-N.
+    """
+    path = HERE / "data" / (f"{name}.csv" if seed == 0 else f"seed-{seed}/{name}.csv")
     if path.exists():
         return path
-    rng = np.random.default_rng(DATASETS.index(name))
+    rng = np.random.default_rng(DATASETS.index(name) if seed == 0 else [DATASETS.index(name), seed])
     if name in MIXED:
         other, ratio = MIXED[name]
         few = ROWS // (ratio + 1)
@@ -70,7 +73,7 @@ def write(name: str) -> Path:
         rows = [rows[i] for i in rng.permutation(ROWS)]
     else:
         rows = rows_of(name, ROWS, rng)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.writer(file, lineterminator="\n")
         out.writerow(("prompt_tokens", "output_tokens", "slo_class"))

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, and the figures, from results/*.jsonl."""
+"""Writes the tables and the verdicts of README.md, and the figure, from results/*.jsonl."""
 
 from __future__ import annotations
 
@@ -8,153 +8,206 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from arms import ARMS, rungs, setting, tuned_for
+from claims import PAPER, claims
+from common import LLAMA, RESULTS
+from stats import Cells, mean_text, ratio_text
 
-PAPER = {
-    "2x-rtx-3090/qwen2.5-7b": {
-        "sharegpt": (2.80, 3.20, 3.50), "arxiv-v1": (0.60, 0.85, 1.00), "arxiv-v2": (0.35, 0.50, 0.65),
-        "mixed-v1": (1.50, 1.70, 1.95), "mixed-v2": (1.30, 1.50, 1.70),
-    },
-    "2x-rtx-3090/llama-3-8b": {
-        "sharegpt": (2.30, 3.00, 3.30), "arxiv-v1": (0.45, 0.80, 0.95), "arxiv-v2": (0.25, 0.40, 0.50),
-        "mixed-v1": (1.25, 1.55, 1.85), "mixed-v2": (1.10, 1.35, 1.55),
-    },
-}  # fmt: skip
-"""Goodput in req/s of Sarathi-EDF, QoServe, SlidingServe: arXiv 2606.05933, figure 4."""
+Rows = list[dict[str, Any]]
+OURS, UNGUARDED = "sliding", "sliding, no guard"
+PAIRS = (
+    (UNGUARDED, "sarathi-edf"), (UNGUARDED, "greedy-dynamic"), (UNGUARDED, "qoserve"), (OURS, "sarathi-edf"),
+    (OURS, "greedy-dynamic + guard"), (OURS, "qoserve + guard"), ("paper, clamped", "sarathi-edf"),
+    ("paper, clamped", "qoserve"),
+)  # fmt: skip
+"""Arms held against each other on the same seeds: like with like, guard with guard."""
 
 
-def load(results: Path, name: str) -> list[dict[str, Any]]:
-    path = results / f"{name}.jsonl"
+def load(name: str) -> Rows:
+    """The rows of one file of results."""
+    path = RESULTS / f"{name}.jsonl"
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
     lines = ["| " + " | ".join(head) + " |", "| " + " | ".join("---" for _ in head) + " |"]
     return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
 
 
-def rate(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    if row["rate"] is None:
-        return "any"
-    return f"{row['rate']:.2f} ({row['rate_low']:.2f}-{row['rate_high']:.2f})"
+def tuning(rows: Rows) -> list[str]:
+    """What the search chose, and how much it mattered."""
+    from tune import ARMS as GRIDS
+    from tune import text_of
 
-
-def goodput(rows: list[dict[str, Any]]) -> list[str]:
     text = []
     for profile in dict.fromkeys(row["profile"] for row in rows):
-        own = {(row["data"], row["policy"]): row for row in rows if row["profile"] == profile}
-        datasets, policies = list(dict.fromkeys(d for d, _ in own)), list(dict.fromkeys(p for _, p in own))
-        body = [[f"`{p}`", *(rate(own.get((d, p))) for d in datasets)] for p in policies]
-        ratios = []
-        for name, over in (("greedy-dynamic", "sliding:guard=0"), ("qoserve", "sliding:guard=0"),
-                           ("sarathi-edf", "sliding"), ("qoserve:guard=0.35", "sliding"),
-                           ("greedy-dynamic:guard=0.35", "sliding")):  # fmt: skip
+        rates = {(row["policy"], row["data"]): row["rate"] or 0.0 for row in rows if row["profile"] == profile}
+        datasets, tuned = list(dict.fromkeys(data for _, data in rates)), tuned_for(profile)
+        body = []
+        for arm in ARMS:
+            policy, first, _ = GRIDS[arm]
             cells = []
-            for d in datasets:
-                a, b = own.get((d, over)), own.get((d, name))
-                cells.append(
-                    f"{100 * (a['rate'] / b['rate'] - 1):+.0f} %" if a and b and a["rate"] and b["rate"] else ""
-                )
-            ratios.append([f"`{over}` over `{name}`", *cells])
-        published = []
-        for i, name in enumerate(("Sarathi-EDF", "QoServe", "SlidingServe")):
-            if profile in PAPER:
-                published.append([f"paper: {name}", *(f"{PAPER[profile][d][i]:.2f}" for d in datasets)])
-        if profile in PAPER:
-            for i, name in ((0, "Sarathi-EDF"), (1, "QoServe")):
-                gains = [100 * (PAPER[profile][d][2] / PAPER[profile][d][i] - 1) for d in datasets]
-                published.append([f"paper: SlidingServe over {name}", *(f"{g:+.0f} %" for g in gains)])
-        text.append(f"### Goodput, req/s: {profile}\n\n" + table(["policy", *datasets], body + ratios + published))
+            for data in [*datasets, "all"]:
+                chosen = tuned.get(data, {}).get(arm)
+                tried = [rates[text_of(policy, p), data] for p in first if (text_of(policy, p), data) in rates]
+                if chosen is None:
+                    cells.append("")
+                elif data == "all":
+                    cells.append(f"`{chosen.partition(':')[2]}`")
+                else:
+                    cells.append(f"{rates[chosen, data]:.2f} `{chosen.partition(':')[2]}` (from {min(tried):.2f})")
+            body.append([arm, *cells])
+        head = ["arm", *(f"{data}: best req/s, setting (worst of the first four)" for data in datasets), "one for all"]
+        text.append(f"### Settings chosen on the tuning seed, {profile}\n\n" + table(head, body))
     return text
 
 
-def mean_by(rows: list[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], float]:
+def goodput(found: Cells) -> list[str]:
+    """Goodput per profile, data set and arm; ratios on the same seeds; the paper's numbers."""
+    text = []
+    for profile in found.profiles():
+        datasets = [d for d in found.datasets(profile) if found.rows(setting("sarathi-edf", d, profile), d, profile)]
+        body = [[arm, *(mean_text(found.rows(setting(arm, d, profile), d, profile)) for d in datasets)] for arm in ARMS]
+        body += [
+            [f"**{over} over {arm}**",
+             *(ratio_text(found, setting(over, d, profile), setting(arm, d, profile), d, profile) for d in datasets)]
+            for over, arm in PAIRS
+        ]  # fmt: skip
+        published = PAPER.get(profile, {})
+        for i, name in enumerate(("Sarathi-EDF", "QoServe", "SlidingServe") if published else ()):
+            body.append([f"paper: {name}", *(f"{published[d][i]:.2f}" for d in datasets)])
+        for i, name in enumerate(("Sarathi-EDF", "QoServe") if published else ()):
+            gains = [100 * (published[d][2] / published[d][i] - 1) for d in datasets]
+            body.append([f"paper: SlidingServe over {name}", *(f"{g:+.0f} %" for g in gains)])
+        seeds = found.seeds(profile)
+        title = f"### Goodput, req/s: {profile} (held-out seeds: {seeds}; 95 % intervals; ratios on the same seeds)"
+        text.append(f"{title}\n\n" + table(["arm", *datasets], body))
+    return text
+
+
+def ablation(found: Cells, heavy: Rows) -> list[str]:
+    """The ladder per GPU: goodput and attainment at overload."""
+    text = []
+    met = means(heavy, "profile", "policy")
+    for profile in dict.fromkeys(row["profile"] for row in heavy):
+        rate = next(row["rate"] for row in heavy if row["profile"] == profile)
+        body = []
+        for rung, policy in rungs(profile).items():
+            own = found.rows(policy, "mixed-v1", profile)
+            late = f"{100 * met[profile, policy]:.1f}" if (profile, policy) in met else ""
+            body.append([rung, f"`{policy}`", mean_text(own), late])
+        head = ["rung", "policy", "goodput req/s", f"in time at {rate:g} req/s, %"]
+        text.append(f"### Ablation, mixed-v1, {profile}\n\n" + table(head, body))
+    return text
+
+
+def means(rows: Rows, *keys: str) -> dict[tuple[Any, ...], float]:
+    """Mean attainment by those columns."""
     groups = defaultdict(list)
     for row in rows:
         groups[tuple(row[k] for k in keys)].append(row["attainment"])
     return {key: float(np.mean(values)) for key, values in groups.items()}
 
 
-def render(here: Path) -> None:
-    results, text = here / "results", list[str]()
-    text += goodput(load(results, "goodput"))
-    rungs, heavy = load(results, "ladder"), mean_by(load(results, "overload"), "policy")
-    if rungs:
-        body = [[f"`{r['policy']}`", rate(r), f"{100 * heavy[r['policy'],]:.1f}" if (r["policy"],) in heavy else ""]
-                for r in rungs]  # fmt: skip
-        text.append("### Ablation, mixed-v1, 2x-rtx-3090/qwen2.5-7b\n\n"
-                    + table(["arm", "goodput req/s", "in time at overload, %"], body))  # fmt: skip
-    steps = load(results, "transient")
-    if steps:
-        found = mean_by(steps, "policy")
-        body = [[f"`{p}`", f"{100 * (1 - a):.1f}"] for (p,), a in found.items()]
-        low, high = steps[0]["low"], steps[0]["high"]
-        text.append(f"### Transient overload, {low:.2f} and {high:.2f} req/s every 2 minutes, mixed-v1\n\n"
-                    + table(["policy", "late requests, %"], body))  # fmt: skip
-        text.append("![late requests over time](results/transient.png)")
-        transient_figure(steps, results / "transient.png")
-    curve = load(results, "curves")
-    if curve:
-        found = mean_by(curve, "data", "policy", "rate")
-        for data in dict.fromkeys(row["data"] for row in curve):
-            rates = sorted({r for d, _, r in found if d == data})
-            policies = list(dict.fromkeys(row["policy"] for row in curve))
-            late = {key: f"{100 * (1 - value):.1f}" for key, value in found.items()}
-            body = [[f"`{p}`", *(late.get((data, p, r), "") for r in rates)] for p in policies]
-            text.append(f"### Late requests in % against the rate, {data}, 2x-rtx-3090/llama-3-8b\n\n"
-                        + table(["policy", *(f"{r:g} req/s" for r in rates)], body))  # fmt: skip
-    sensitive = load(results, "sensitivity")
-    if sensitive:
-        found = mean_by(sensitive, "label", "policy", "data")
-        datasets = list(dict.fromkeys(row["data"] for row in sensitive))
-        keys = list(dict.fromkeys((row["label"], row["policy"]) for row in sensitive))
-        met = {key: f"{100 * value:.1f}" for key, value in found.items()}
-        body = [[label, f"`{p}`", *(met.get((label, p, d), "") for d in datasets)] for label, p in keys]
-        points = {row["data"]: row["rate"] for row in sensitive}
-        text.append("### Windows, alpha, beta, errors of the predictor: requests in time, %\n\n"
-                    + table(["varied", "policy", *(f"{d}, {points[d]:g} req/s" for d in datasets)], body))  # fmt: skip
-    times = [row for row in load(results, "timing") if "part" in row]
-    if times:
-        by = {(row["part"], row["live"]): row for row in times}
-        lives = sorted({row["live"] for row in times})
+def shares(rows: Rows) -> list[str]:
+    """Late requests against the rate."""
+    text, found = [], means(rows, "data", "policy", "rate")
+    for data in dict.fromkeys(row["data"] for row in rows):
+        rates = sorted({r for d, _, r in found if d == data})
         body = []
-        for part in dict.fromkeys(row["part"] for row in times):
-            cells = []
-            for n in lives:
-                row = by.get((part, n))
-                path = max(row["paths"], key=row["paths"].get) if row else ""
-                cells.append(f"{row['median_us']:.0f} us, {path}, step {row['step_ms']:.0f} ms" if row else "")
-            body.append([part, *cells])
-        text.append("### Median time of a decision (rough: a shared machine)\n\n"
-                    + table(["part", *(f"{n} live" for n in lives)], body))  # fmt: skip
-        runs = [row for row in load(results, "timing") if "part" not in row]
-        text += [f"- sustained overload ({r['rate']:g} req/s), `{r['policy']}`: median {r['median_us']:.0f} us, "
-                 f"P99 {r['p99_us']:.0f} us, mean step {1e3 * r['end'] / r['steps']:.0f} ms" for r in runs]  # fmt: skip
+        for arm in ARMS:
+            keys = [(data, setting(arm, data, LLAMA), r) for r in rates]
+            body.append([arm, *(f"{100 * (1 - found[key]):.1f}" if key in found else "" for key in keys)])
+        text.append(f"### Late requests in % against the rate, {data}, {LLAMA}\n\n"
+                    + table(["arm", *(f"{r:g} req/s" for r in rates)], body))  # fmt: skip
+    return text
+
+
+def transient(rows: Rows) -> list[str]:
+    """Late requests under rates that switch, and the figure."""
+    from figures import transient_figure
+
+    found, names = means(rows, "policy"), {setting(arm, "mixed-v1", LLAMA): arm for arm in ARMS}
+    body = [[names[p], f"{100 * (1 - a):.1f}"] for (p,), a in found.items() if p in names]
+    low, high = rows[0]["low"], rows[0]["high"]
+    transient_figure([row for row in rows if row["policy"] in names], names, RESULTS / "transient.png")
+    return [
+        f"### Transient overload, {low:.2f} and {high:.2f} req/s every 2 minutes, mixed-v1\n\n"
+        + table(["arm", "late requests, %"], body),
+        "![late requests over time](results/transient.png)",
+    ]
+
+
+def sensitivity(rows: Rows) -> list[str]:
+    """Windows, alpha, beta, errors of the predictor."""
+    found = means(rows, "label", "policy", "data")
+    points = {row["data"]: row["rate"] for row in rows}
+    body = [
+        [label, f"`{p}`", *(f"{100 * found[label, p, d]:.1f}" if (label, p, d) in found else "" for d in points)]
+        for label, p in dict.fromkeys((row["label"], row["policy"]) for row in rows)
+    ]
+    return ["### Windows, alpha, beta, errors of the predictor: requests in time, %\n\n"
+            + table(["varied", "policy", *(f"{d}, {r:g} req/s" for d, r in points.items())], body)]  # fmt: skip
+
+
+def window(rows: Rows) -> list[str]:
+    """The clamped window where T_cur <= T_next, and where it is longer."""
+    body = []
+    for row in rows:
+        for name, words in (("short", "T_cur <= T_next"), ("long", "T_cur > T_next")):
+            body.append(
+                [f"{row['data']}, {row['rate']:g} req/s", words, f"{row[name]}", f"{row[f'{name}_searched']}",
+                 f"{row[f'{name}_3_percent']}", f"{100 * row[f'{name}_mean']:.1f}",
+                 f"{100 * row[f'{name}_mean_true']:.1f}", f"{row[f'{name}_split']}"]
+            )  # fmt: skip
+    head = ["load", "case", "decisions", "searched", "of these: another split saves 3 %",
+            "mean saving believed, %", "in truth, %", "decisions that the policy splits"]  # fmt: skip
+    return [f"### Is the window greedy where T_cur <= T_next? {LLAMA}, `{rows[0]['policy']}`\n\n" + table(head, body)]
+
+
+def timing(rows: Rows) -> list[str]:
+    """Decision times and the bars they are held to."""
+    body = []
+    for row in rows:
+        paths = max(row["paths"], key=row["paths"].get)
+        body.append(
+            [f"`{row['policy']}`", row["group"], f"{row['decisions']} ({paths})", f"{row['cpu']['median_us']:.0f}",
+             f"{row['cpu']['p99_us']:.0f}", f"{row['wall']['p99_us']:.0f}", f"{row['step_ms']:.0f}",
+             f"{100 * row['share_of_step']:.2f}", f"{100 * (row['share_p99'] or 0):.2f}"]
+        )  # fmt: skip
+    head = ["policy", "live requests", "decisions (mostly)", "median us", "P99 us", "P99 us by the wall", "step ms",
+            "share of step %", "P99 of shares %"]  # fmt: skip
+    parts = [
+        [f"`{row['policy']}`", row["group"], name, f"{part['median_us']:.0f}", f"{part['p99_us']:.0f}",
+         f"{part['calls']:g}"]
+        for row in rows if row["policy"] == "sliding" for name, part in row["parts"].items()
+    ]  # fmt: skip
+    load = max(row["machine_load"] for row in rows)
+    busy = "" if load < 0.6 else f" **Measured on a busy machine ({load:.1f} runnable threads a core): provisional.**"
+    title = f"### Decision times. Bars: 0.3 ms in the median at 200 live with the constructor, 5 % of a step.{busy}"
+    return [
+        f"{title}\n\n" + table(head, body),
+        table(["policy", "live", "part", "median us", "P99 us", "calls"], parts),
+    ]
+
+
+def render(here: Path) -> None:
+    """README.md's parts between its marks, from what results there are."""
+    names = ("tune", "goodput", "overload", "transient", "window", "curves", "sensitivity", "timing")
+    rows = {name: load(name) for name in names}
+    found, text = Cells(rows["goodput"]), tuning(rows["tune"])
+    text += goodput(found) + ablation(found, rows["overload"])
+    parts = {"transient": transient, "curves": shares, "window": window, "sensitivity": sensitivity, "timing": timing}
+    for name, part in parts.items():
+        text += part(rows[name]) if rows[name] else []
     readme = here / "README.md"
-    whole = readme.read_text(encoding="utf-8")
-    before, rest = whole.split("<!-- results -->")
-    after = rest.split("<!-- /results -->")[1]
-    readme.write_text(
-        f"{before}<!-- results -->\n" + "\n\n".join(text) + f"\n<!-- /results -->{after}", encoding="utf-8"
-    )
+    whole = between(readme.read_text(encoding="utf-8"), "results", "\n\n".join(text))
+    readme.write_text(between(whole, "claims", claims(found, rows)), encoding="utf-8")
 
 
-def transient_figure(rows: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    fig, axis = plt.subplots(figsize=(9, 4))
-    minutes = np.arange(40) / 2 + 0.25
-    for policy in dict.fromkeys(row["policy"] for row in rows):
-        late = np.mean([row["late_by_half_minute"] for row in rows if row["policy"] == policy], axis=0)
-        axis.plot(minutes, 100 * late, label=policy, linewidth=1.2)
-    for part in range(1, 10, 2):
-        axis.axvspan(2 * part, 2 * part + 2, color="0.9", zorder=0)
-    axis.set(xlabel="arrival, minutes (grey: high rate)", ylabel="late requests, %", xlim=(0, 20), ylim=(0, 100))
-    axis.legend(fontsize=7, ncols=2, loc="upper center")
-    fig.tight_layout()
-    fig.savefig(path, dpi=110, metadata={"Software": None})
-    plt.close(fig)
+def between(whole: str, mark: str, text: str) -> str:
+    """The document with `text` between the two marks."""
+    before, rest = whole.split(f"<!-- {mark} -->")
+    after = rest.split(f"<!-- /{mark} -->")[1]
+    return f"{before}<!-- {mark} -->\n{text}\n<!-- /{mark} -->{after}"
