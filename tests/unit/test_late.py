@@ -22,7 +22,8 @@ from slacktide.metrics.decisions import Decisions
 from slacktide.metrics.late import CLIENT_PARTS, PARTS, lateness, overrun, parts_of, why_late, worst_requests
 from slacktide.metrics.log import FINISHED, RunLog
 from slacktide.metrics.slo import judge, with_slo
-from slacktide.report.files import DECISIONS, read_decisions, read_run, run_record, write_run
+from slacktide.report.decisions_file import read_decisions
+from slacktide.report.files import DECISIONS, read_run, run_record, write_run
 from slacktide.sim.decisions import Recorder, reason_text
 from slacktide.sim.engine import EngineConfig, simulate
 from slacktide.workload.requests import Workload

@@ -1,7 +1,8 @@
 """Simulate several policies on the same requests and print one table.
 
 With --out DIR each policy's run goes into DIR/LABEL (requests.parquet, steps.parquet, summary.json); compare.json and
-the figure compare.png stand beside them.
+the figure compare.png stand beside them. --html, --timeline and --explain ask the policies before every step and record
+what they decide (decisions.parquet): the runs take several times as long.
 
 example:
   slacktide compare --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --policy vllm-v1,sarathi-edf \\
@@ -11,12 +12,16 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
 from slacktide.cli.output import print_json
 from slacktide.cli.scenario import COMPARE, add_scenario, print_notes, run_all
+from slacktide.cli.views import add_views, as_runs, chosen, print_explanation, wanted, write_views
 from slacktide.errors import InputError
+
+if TYPE_CHECKING:
+    from slacktide.metrics.decisions import Decisions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,17 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     add_scenario(parser)
     options.add_save(parser)
+    add_views(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
     specs = options.policies(args)
-    runs = run_all(args, specs, subdirectories=True)
+    recorded: dict[str, Decisions] | None = {} if wanted(args) else None
+    runs = run_all(args, specs, subdirectories=True, recorded=recorded)
     records = [record for record, _ in runs]
     written = _write(args, runs) if args.out is not None else []
+    written += write_views(args, as_runs(runs, recorded))
     if args.json:
         print_json({"runs": records})
         return 0
+    if args.explain is not None:
+        print_explanation(args, chosen(args, as_runs(runs, recorded)))
     from slacktide.report.tables import print_comparison
 
     print_comparison(records)

@@ -1,6 +1,9 @@
-"""Print the table of a result: ours (a file or a directory of --out), or a detailed one of `vllm bench serve`.
+"""Print the table of a result, or make a page, a timeline or an explanation of it.
 
-With --slo every request is judged anew.
+RESULT: a file or directory of --out (a run, a comparison, a goodput search, a sweep, an advice, a validation), or a result
+of `vllm bench serve`; for --timeline also a step log of the plug-in (.jsonl). With --slo every request is judged anew.
+Timelines and explanations know every prompt chunk and the policy's reasons where the run itself was made with --html,
+--timeline or --explain.
 
 example:
   slacktide report result.json --slo ttft:500,tbt:50
@@ -9,10 +12,16 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from slacktide.cli import options
 from slacktide.cli.output import print_json
+from slacktide.cli.views import add_views, chosen, print_explanation, wanted, write_trace
 from slacktide.errors import InputError
+
+if TYPE_CHECKING:
+    from slacktide.core.types import SLO
+    from slacktide.report.source import Source
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,11 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|DIR",
         help="summary.json, compare.json, a directory, or vllm bench JSON",
     )
+    add_views(parser)
     options.add_targets(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
+    if args.window is not None and args.timeline is None:
+        raise InputError("--window goes with --timeline: name a file for it")
+    if args.result.suffix == ".jsonl" and args.timeline is not None:
+        return _step_log(args)
+    if wanted(args):
+        return _look(args)
     from slacktide.report.load import load_results
 
     records = load_results(args.result, _slo(args), mode=args.slo_mode, tolerated_late_share=args.late_tolerance)
@@ -47,7 +63,45 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _slo(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _look(args: argparse.Namespace) -> int:
+    """`--html`, `--timeline`, `--explain`."""
+    from slacktide.report.source import read_source
+
+    source = read_source(args.result, _slo(args), mode=args.slo_mode, tolerated_late_share=args.late_tolerance)
+    told = []
+    if args.html is not None:
+        from slacktide.report.html import write_html
+
+        told.append(f"wrote {args.html} ({write_html(args.html, source) / 1e3:,.0f} kB)")
+    if args.timeline is not None:
+        told.append(write_trace(args, chosen(args, _runs(source, "--timeline"))))
+    if args.json:
+        print_json({"wrote": [str(path) for path in (args.html, args.timeline) if path is not None]})
+        return 0
+    if args.explain is not None:
+        print_explanation(args, chosen(args, _runs(source, "--explain")))
+    for line in told:
+        print(line)
+    return 0
+
+
+def _runs(source: Source, flag: str):  # type: ignore[no-untyped-def]
+    if source.kind != "runs":
+        raise InputError(f"{flag}: a {source.kind} result holds no requests; simulate one of its settings")
+    return source.runs
+
+
+def _step_log(args: argparse.Namespace) -> int:
+    from slacktide.report.steplog import read_step_log, step_log_timeline
+    from slacktide.report.timeline import write_timeline
+
+    trace, shows = step_log_timeline(read_step_log(args.result), args.result.name, args.window)
+    write_timeline(args.timeline, trace)
+    print(f"wrote {args.timeline}: {shows}")
+    return 0
+
+
+def _slo(args: argparse.Namespace) -> SLO | None:
     """The one target of --slo; classes and isolated-prefill factors need a simulation."""
     if args.slo is None:
         return None

@@ -1,6 +1,7 @@
 """Simulate one policy and print what the users would have seen.
 
-With --out DIR it writes requests.parquet, steps.parquet and summary.json.
+With --out DIR it writes requests.parquet, steps.parquet and summary.json. --html, --timeline and --explain ask the
+policy before every step and record what it decides (decisions.parquet): the run takes several times as long.
 
 example:
   slacktide simulate --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --policy sarathi-edf \\
@@ -10,11 +11,16 @@ example:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from slacktide.cli import options
 from slacktide.cli.output import print_json
 from slacktide.cli.scenario import add_scenario, print_notes, run_all
+from slacktide.cli.views import add_views, as_runs, print_explanation, wanted, write_views
 from slacktide.errors import InputError
+
+if TYPE_CHECKING:
+    from slacktide.metrics.decisions import Decisions
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_policy(parser)
     add_scenario(parser)
     options.add_save(parser)
+    add_views(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,14 +39,20 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"--policy names {len(specs)} policies ({names}), expected one; 'slacktide compare' takes more"
         )
-    record, _ = run_all(args, specs, subdirectories=False)[0]
+    recorded: dict[str, Decisions] | None = {} if wanted(args) else None
+    runs = as_runs(run_all(args, specs, subdirectories=False, recorded=recorded), recorded)
+    record, written = runs[0].record, write_views(args, runs)
     if args.json:
         print_json(record)
         return 0
+    if args.explain is not None:
+        print_explanation(args, runs[0])
     from slacktide.report.tables import print_comparison
 
     print_comparison([record])
     print_notes([record])
     if args.out is not None:
         print(f"wrote {args.out}")
+    for line in written:
+        print(line)
     return 0

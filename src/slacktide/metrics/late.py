@@ -240,8 +240,9 @@ def why_late(log: RunLog, request: int, decisions: Decisions | None = None, late
         what = f"{seconds_text(float(found.late[request]))} late"
         assert when >= arrival
     largest = parts.main(float(found.late[request]) if until else 0.0)
+    name = "mixed steps" if largest == "mixed" else largest
     share = f"{seconds_text(parts.seconds[largest])} of {seconds_text(parts.total)}"
-    return f"{what}: {largest} took {share}{until}{'' if parts.exact else ' (estimated)'}"
+    return f"{what}: {name} took {share}{until}{'' if parts.exact else ' (estimated)'}"
 
 
 def seconds_text(seconds: float) -> str:

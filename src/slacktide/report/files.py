@@ -30,7 +30,7 @@ Record = dict[str, Any]
 SUMMARY, REQUESTS, STEPS = "summary.json", "requests.parquet", "steps.parquet"
 DECISIONS = "decisions.parquet"
 
-_META = b"slacktide"  # key of our scalars in a Parquet file's own metadata
+META = b"slacktide"  # key of our scalars in a Parquet file's own metadata
 _UNNAMED = ("default",)  # what a run without names calls its one tenant and class, as in workloads
 _CODES = {"tenant": "tenants", "slo_class": "slo_classes"}
 
@@ -110,6 +110,8 @@ def write_run(
     mode, share = record["summary"].get("slo_mode", "deadline"), record["summary"].get("tolerated_late_share", 0.0)
     verdict = slo.judge(log, mode, share) if verdicts is None else verdicts
     full = record | detailed_arrays(log) if save_detailed else record
+    from slacktide.report.decisions_file import write_decisions
+
     writers: dict[str, Callable[[Path], object]] = {
         REQUESTS: lambda path: _write_requests(path, log, verdict),
         STEPS: lambda path: _write_steps(path, log),
@@ -118,7 +120,7 @@ def write_run(
         with contextlib.suppress(OSError):  # none there, or no directory: write_files tells
             (Path(directory) / DECISIONS).unlink(missing_ok=True)
     else:
-        writers[DECISIONS] = lambda path: _write_decisions(path, decisions)
+        writers[DECISIONS] = lambda path: write_decisions(path, decisions)
     writers[SUMMARY] = lambda path: path.write_text(dump(full), encoding="utf-8")
     write_files(Path(directory), writers)
 
@@ -212,7 +214,7 @@ def _write_requests(path: Path, log: RunLog, verdict: slo.Verdicts) -> None:
         "notes": log.notes,
         "units": "seconds, tokens, KV blocks",
     }
-    table = pa.table(columns).replace_schema_metadata({_META: json.dumps(scalars)})
+    table = pa.table(columns).replace_schema_metadata({META: json.dumps(scalars)})
     # Steps of one request rise by about 1: as differences they take about a bit each.
     packed = {"token_step.list.element": "DELTA_BINARY_PACKED"} if tokens == "token_step" else None
     dictionary = [*_CODES, "end_reason"]
@@ -231,71 +233,11 @@ def _write_steps(path: Path, log: RunLog) -> None:
         pq.write_table(pa.table(columns), file, compression="zstd")
 
 
-def _write_decisions(path: Path, decisions: Decisions) -> None:
-    """One row per step; the preemptions after the last step are those of step num_steps, in the file's metadata."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    m = decisions.num_steps
-    edges = np.arange(m + 1)
-    chunks = np.searchsorted(decisions.chunk_step, edges).astype(np.int32)
-    losses = np.searchsorted(decisions.preempted_step, edges).astype(np.int32)
-
-    def lists(offsets: Any, values: Any) -> Any:
-        return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values[: offsets[-1]].astype(np.int32)))
-
-    columns = {
-        "chunk_requests": lists(chunks, decisions.chunk_request),
-        "chunk_tokens": lists(chunks, decisions.chunk_tokens),
-        "preempted": lists(losses, decisions.preempted_request),
-        "predicted": pa.array(decisions.predicted, from_pandas=True),
-        "why": pa.DictionaryArray.from_arrays(
-            decisions.reason.astype(np.int32), pa.array(decisions.reasons, pa.string())
-        ),
-    }
-    after = decisions.preempted_request[losses[-1] :].tolist()
-    table = pa.table(columns).replace_schema_metadata({_META: json.dumps({"format": 1, "preempted_after": after})})
-    with path.open("wb") as file:
-        pq.write_table(table, file, compression="zstd", use_dictionary=["why"])
-
-
-def read_decisions(directory: str | os.PathLike[str]) -> Decisions | None:
-    """What `write_run` wrote of the decisions; None where they were not recorded. Raises InputError for a bad file."""
-    path = Path(directory) / DECISIONS
-    if not path.is_file():
-        return None
-    table = _read_table(path)
-    try:
-        after = json.loads((table.schema.metadata or {})[_META])["preempted_after"]
-        step = np.arange(len(table))
-
-        def column(name: str) -> tuple[Any, Any]:
-            lists = table.column(name).combine_chunks()
-            sizes = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-            return np.repeat(step, sizes), lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-
-        why = table.column("why").combine_chunks()
-        preempted_step, preempted = column("preempted")
-        return Decisions(
-            num_steps=len(table),
-            chunk_step=column("chunk_requests")[0],
-            chunk_request=column("chunk_requests")[1],
-            chunk_tokens=column("chunk_tokens")[1],
-            preempted_step=np.concatenate([preempted_step, np.full(len(after), len(table))]).astype(np.int64),
-            preempted_request=np.concatenate([preempted, after]).astype(np.int64),
-            predicted=table.column("predicted").to_numpy().astype(np.float64),
-            reason=why.indices.to_numpy().astype(np.int64),
-            reasons=tuple(why.dictionary.to_pylist()),
-        )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: no decisions of slacktide's, or damaged ({error})") from error
-
-
 def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:
     """Read back what `write_run` wrote. Raises InputError naming the file that is missing or not ours."""
     folder = Path(directory)
     record = read_json(folder / SUMMARY)
-    requests, steps = _read_table(folder / REQUESTS), _read_table(folder / STEPS)
+    requests, steps = read_table(folder / REQUESTS), read_table(folder / STEPS)
     try:
         log = _log_of(requests, steps, record.get("summary") or {})
     except (KeyError, ValueError, TypeError) as error:
@@ -306,7 +248,8 @@ def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:
     return record, log
 
 
-def _read_table(path: Path) -> Any:
+def read_table(path: Path) -> Any:
+    """A Parquet file. Raises InputError naming it."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -320,7 +263,7 @@ def _read_table(path: Path) -> Any:
 
 
 def _log_of(requests: Any, steps: Any, summary: dict[str, Any]) -> RunLog:
-    scalars = json.loads((requests.schema.metadata or {})[_META])
+    scalars = json.loads((requests.schema.metadata or {})[META])
     columns: dict[str, Any] = {}
     for name, (dtype, fill) in REQUEST_COLUMNS.items():
         column = requests.column(name).combine_chunks()

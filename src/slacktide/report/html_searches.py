@@ -1,0 +1,102 @@
+"""Sections of the page for results without runs: searches, sweeps, advices, validations."""
+
+from __future__ import annotations
+
+from slacktide.report import curves, searches
+from slacktide.report.html_parts import (
+    charts_grid,
+    command_block,
+    figure,
+    figures_table,
+    flat,
+    plain_table,
+    settings_of,
+)
+from slacktide.report.source import Source
+from slacktide.report.tables import SERVED, Column, count, number, percent
+
+Section = tuple[str, str]
+"""Heading and content."""
+
+
+def goodput_sections(source: Source) -> list[Section]:
+    """A goodput search: the answer per policy, and attainment against the rate."""
+    runs = source.runs
+    columns = (
+        Column("goodput req/s", lambda r: r.get("rate"), number, +1, key="rate"),
+        Column("low", lambda r: r.get("rate_low"), number, key="rate_low"),
+        Column("high", lambda r: r.get("rate_high"), number, key="rate_high"),
+    )
+    rows = [(run.name, run.record, curves.colour(i)) for i, run in enumerate(runs)]
+    target = f"Highest rate at which {percent(runs[0].record['target'])} % of all arrivals meet the SLO."
+    table = figures_table(rows, columns, target, "policy")
+    chart = f'<div class="charts one">{figure(searches.goodput_chart(runs))}</div>'
+    return [
+        ("Goodput", table + chart),
+        ("Settings, and the command to repeat it", _told(source) + settings_of(runs)),
+    ]
+
+
+def sweep_sections(source: Source) -> list[Section]:
+    """A sweep: figures across the grid, and every run."""
+    runs = source.runs
+    wanted = (
+        ("attainment", "Requests that met their SLO", "share of arrivals"),
+        ("request_goodput", "Requests served in time", "requests/s"),
+        ("p99_ttft_ms", "TTFT, 99th percentile", "ms"),
+        ("p99_itl_ms", "TBT, 99th percentile", "ms"),
+    )
+    charts = [searches.sweep_chart(runs, *names) for names in wanted]
+    drawn = [chart for chart in charts if chart is not None and chart.series]
+    rows = [(run.name, run.summary, "") for run in runs if run.record.get("error") is None]
+    failed = [[run.name, str(run.record["error"])] for run in runs if run.record.get("error") is not None]
+    sections = [("Across the grid", charts_grid(drawn))] if drawn else []
+    sections.append(("All runs", figures_table(rows, SERVED, "Times in milliseconds.", "run")))
+    if failed:
+        sections.append(("Failed", plain_table(["run", "why"], failed)))
+    return [*sections, ("Settings, and the command to repeat it", _told(source) + settings_of(runs[:1]))]
+
+
+def advise_sections(source: Source) -> list[Section]:
+    """An advice: both modes, and the numbers behind it."""
+    data = source.data
+    rows = [(mode, figures, "") for mode, figures in data["simulated"].items()]
+    table = figures_table(rows, _ADVISED, "Simulated with the advised settings.", "mode")
+    stock = data.get("stock_vllm") or {}
+    flags = (
+        f"<p>Without our plug-in, the best stock settings tried:</p>{command_block(stock['command'])}"
+        if stock.get("command")
+        else ""
+    )
+    facts = [[key, flat(data.get(key))] for key in ("theta0", "k", "slots", "n_safe", "n_cross", "n_cross_interval",
+             "lead", "lead_interval", "lead_simulated", "chance_exclusive", "token_budget", "concurrency", "decided_by",
+             "load", "costs", "costs_source", "fit_error")]  # fmt: skip
+    return [
+        ("Both modes", table + charts_grid(searches.advise_charts(data)) + flags),
+        ("The numbers behind it", plain_table(["figure", "value"], facts) + _told(source)),
+    ]
+
+
+_ADVISED = (
+    Column("req/s", lambda s: s.get("request_throughput"), number, +1, key="request_throughput"),
+    Column("total tok/s", lambda s: s.get("total_token_throughput"), count, +1, key="total_token_throughput"),
+    Column("mean TTFT ms", lambda s: s.get("mean_ttft_ms"), number, -1, key="mean_ttft_ms"),
+    Column("mean TPOT ms", lambda s: s.get("mean_tpot_ms"), number, -1, key="mean_tpot_ms"),
+    Column("p99 TBT ms", lambda s: s.get("p99_itl_ms"), number, -1, key="p99_itl_ms"),
+    Column("SLO met %", lambda s: s.get("attainment"), percent, +1, key="attainment"),
+)
+
+
+def validate_sections(source: Source) -> list[Section]:
+    """Simulated against measured: whatever tables of plain values the file holds."""
+    out = ""
+    for key, value in source.data.items():
+        if isinstance(value, list) and value and isinstance(value[0], dict):
+            head = list(dict.fromkeys(name for row in value for name in row))
+            out += plain_table(head, [[flat(row.get(name)) for name in head] for row in value], key)
+    facts = [[key, flat(value)] for key, value in source.data.items() if not isinstance(value, list)]
+    return [("Simulated against measured", out), ("All figures", plain_table(["figure", "value"], facts))]
+
+
+def _told(source: Source) -> str:
+    return command_block(str(source.data["command"])) if source.data.get("command") else ""

@@ -1,0 +1,86 @@
+"""A step log of the plug-in, one JSON object a line, as a timeline of the engine."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+from slacktide.errors import InputError
+from slacktide.report.timeline import (
+    COLOURS,
+    ENGINE,
+    MAX_STEPS,
+    Event,
+    counter,
+    microseconds,
+    name_event,
+    span,
+    trace_object,
+)
+
+
+def step_log_timeline(
+    lines: list[dict[str, Any]], label: str, window: tuple[float, float] | None = None
+) -> tuple[dict[str, Any], str]:
+    """The trace object of a step log, at most its first MAX_STEPS steps (of the window), and what it shows.
+
+    It knows no requests. Times, the window's too, count from the first step, in seconds. Raises InputError for a window
+    without steps.
+    """
+    low, high = (-math.inf, math.inf) if window is None else window
+    inside = [line for line in lines if low <= line["start"] - lines[0]["start"] < high]
+    if not inside:
+        raise InputError(
+            f"--window {low:g}:{high:g}: no step then; the log lasts {lines[-1]['start'] - lines[0]['start']:g} s"
+        )
+    shown = inside[:MAX_STEPS]
+    events: list[Event] = [
+        name_event(ENGINE, "process_name", f"engine: {label}"),
+        name_event(ENGINE, "thread_name", "steps", 1),
+    ]
+    first = float(lines[0]["start"])
+    for line in shown:
+        ts = microseconds(float(line["start"]) - first)
+        prompt, decodes = int(line.get("prefill_tokens", 0)), int(line.get("num_decodes", 0))
+        mode = "mixed" if prompt and decodes else "prefill" if prompt else "decode"
+        known = ("mode", "predicted_s", "decision_s", "num_running", "num_waiting", "num_preempted", "fallback")
+        args = {"prefill_tokens": prompt, "decodes": decodes} | {name: line[name] for name in known if name in line}
+        events.append(span(ENGINE, 1, mode, ts, microseconds(float(line["duration_s"])), args, COLOURS[mode]))
+        events.append(counter("queue", ts, {"waiting": int(line["num_waiting"]), "running": int(line["num_running"])}))
+        events.append(counter("free KV blocks", ts, {"free": int(line["num_free_blocks"])}))
+    told = f"{len(shown):,} of {len(lines):,} steps of a real engine"
+    if len(shown) < len(lines):
+        told += " (choose another stretch with --window FROM:TO)"
+    return trace_object(events, {"run": label, "shows": told}), told
+
+
+def read_step_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a plug-in's step log. Raises InputError naming the line."""
+    needed = ("start", "duration_s", "num_running", "num_waiting", "num_free_blocks")
+    lines: list[dict[str, Any]] = []
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot read this step log ({error})") from error
+    rows = text.splitlines()
+    for number, row in enumerate(rows, 1):
+        try:
+            line = json.loads(row)
+            missing = [
+                name for name in needed if not isinstance(line[name], (int, float)) or not math.isfinite(line[name])
+            ]
+        except ValueError as error:
+            if number == len(rows) and not text.endswith("\n"):
+                break  # the engine was writing it
+            raise InputError(f"{path}, line {number}: expected a JSON object, found {row[:40]!r}") from error
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{path}, line {number}: expected a step with {', '.join(needed)} (no {error})") from error
+        if missing or line["duration_s"] < 0:
+            raise InputError(f"{path}, line {number}: {(missing or ['duration_s'])[0]}: expected a number from 0")
+        lines.append(line)
+    if not lines:
+        raise InputError(f"{path}: no step in this log")
+    return lines
