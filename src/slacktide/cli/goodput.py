@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     if directory is not None:
         from slacktide.report.files import write_json
 
-        write_json(directory / RESULT, plain({"runs": records}))
+        write_json(directory / RESULT, plain({"runs": records, "command": args.command}))
     if args.json:
         print_json({"runs": records})
         return 0
