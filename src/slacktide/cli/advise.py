@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
     directory = writable(args)
     with progress(args, len(MODES) + STOCK_RUNS, "simulating") as advance:
         advice = advise(scenario_of(args), steps=steps, on_done=advance)
+    advice["command"] = args.command
     told = []
     if directory is not None:
         from slacktide.report.advise_figure import advise_figure

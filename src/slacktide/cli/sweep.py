@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
             records = run_grid(cells, jobs=jobs(args), store=store, on_done=advance)
     failed = [record for record in records if record["error"] is not None]
     if directory is not None:
-        _write(directory, records)
+        _write(directory, records, args.command)
     if len(failed) == len(records):
         raise InputError(f"all {len(records)} runs failed; {failed[0]['label']}: {failed[0]['error']}")
     if args.json:
@@ -68,11 +68,11 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _write(directory: Path, records: list[dict[str, Any]]) -> None:
+def _write(directory: Path, records: list[dict[str, Any]], command: str) -> None:
     from slacktide.report.files import dump, write_files
     from slacktide.search.sweep import flat
 
-    columns, whole = flat(records), plain({"runs": records})
+    columns, whole = flat(records), plain({"runs": records, "command": command})
     write_files(
         directory,
         {

@@ -155,8 +155,11 @@ def _advise(data: dict[str, Any]) -> str:
 
 
 def _validate(data: dict[str, Any]) -> str:
-    text = data.get("answer") or data.get("verdict")
-    return str(text) if text else "Simulated against measured: the table says by how much they differ."
+    missed = [row["figure"] for row in data["rows"] if row["met"] is False]
+    verdict = (
+        f"{len(missed)} of {len(data['rows'])} figures miss their bar" if missed else "every figure is within its bar"
+    )
+    return f"Simulated against measured, {verdict}: {data['text']}."
 
 
 def _list(names: list[str]) -> str:

@@ -49,14 +49,20 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str
 
 
 def figures_table(
-    rows: Sequence[tuple[str, dict[str, Any], str]], columns: Sequence[Column], caption: str, first: str
+    rows: Sequence[tuple[str, dict[str, Any], str]],
+    columns: Sequence[Column],
+    caption: str,
+    first: str,
+    *,
+    best: bool = True,
 ) -> str:
     """A table of summaries: (name, summary, class of the row). Each cell carries its key and its whole value."""
     used = [c for c in columns if any(c.read(summary) is not None for _, summary, _ in rows)]
     if not used:
         return ""
     top = "".join(f'<th scope="col">{escape(_title(c))}</th>' for c in used)
-    best = {c.title: _best([c.read(s) for _, s, of in rows if "oracle" not in of], c) for c in used}
+    rivals = [summary for _, summary, of in rows if "oracle" not in of] if best else []
+    winners = {c.title: _best([c.read(summary) for summary in rivals], c) for c in used}
     body = ""
     for name, summary, of in rows:
         cells = ""
@@ -66,7 +72,7 @@ def figures_table(
                 cells += "<td>-</td>"
                 continue
             text = column.show(value)
-            mark = ' class="best"' if text == best[column.title] and "oracle" not in of else ""
+            mark = ' class="best"' if text == winners[column.title] and "oracle" not in of else ""
             key = escape(column.key, quote=True)
             cells += (
                 f'<td data-run="{escape(name, quote=True)}" data-key="{key}" data-value="{value!r}"{mark}>{text}</td>'

@@ -88,14 +88,24 @@ _ADVISED = (
 
 
 def validate_sections(source: Source) -> list[Section]:
-    """Simulated against measured: whatever tables of plain values the file holds."""
-    out = ""
-    for key, value in source.data.items():
-        if isinstance(value, list) and value and isinstance(value[0], dict):
-            head = list(dict.fromkeys(name for row in value for name in row))
-            out += plain_table(head, [[flat(row.get(name)) for name in head] for row in value], key)
-    facts = [[key, flat(value)] for key, value in source.data.items() if not isinstance(value, list)]
-    return [("Simulated against measured", out), ("All figures", plain_table(["figure", "value"], facts))]
+    """A validation: each figure simulated and measured, then the whole summaries."""
+    data = source.data
+    head = ["figure", "measured", "spread of the real runs", "simulated", "error", "bar", "verdict"]
+    rows = []
+    for row in data["rows"]:
+        verdict = {True: "within", False: "MISSED", None: "not judged"}[row["met"]]
+        cells = ["-" if row[name] is None else number(row[name]) for name in ("measured", "spread", "simulated")]
+        shares = ["-" if row[name] is None else f"{100 * row[name]:+.1f} %" for name in ("error", "bar")]
+        rows.append([row["figure"], *cells, shares[0], shares[1].lstrip("+"), verdict])
+    summaries = [(f"measured {i + 1}", summary, "") for i, summary in enumerate(data["measured"])]
+    summaries.append(("simulated", data["simulated"], ""))
+    hidden = {"rows", "measured", "simulated", "text", "notes", "command"}
+    settings = [[key, flat(value)] for key, value in data.items() if key not in hidden]
+    return [
+        ("Figure by figure", plain_table(head, rows, "Errors are shares of the measured figure.")),
+        ("All runs", figures_table(summaries, SERVED, "Times in milliseconds.", "run", best=False)),
+        ("Settings, and the command to repeat it", _told(source) + plain_table(["setting", "value"], settings)),
+    ]
 
 
 def _told(source: Source) -> str:

@@ -17,7 +17,7 @@ from slacktide.report.decisions_file import read_decisions
 from slacktide.report.files import SUMMARY, Record
 from slacktide.report.load import COMPARE, load_runs
 
-GOODPUT, SWEEP, ADVISE, VALIDATE = "goodput.json", "sweep.json", "advise.json", "validate.json"
+GOODPUT, SWEEP, ADVISE, VALIDATE = "goodput.json", "sweep.json", "advise.json", "validation.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ def kind_of(data: dict[str, Any]) -> str | None:
         return "goodput"
     if "varied" in first:
         return "sweep"
-    if "validation" in data or ("pairs" in data and "bars" in data):
+    if isinstance(data.get("rows"), list) and "repeats" in data:
         return "validate"
     return None
 
@@ -123,6 +123,14 @@ def _check(kind: str, data: dict[str, Any], file: Path) -> None:
             values = data["curves"].get(name)
             if not isinstance(values, list) or not values or not all(type(v) in (int, float) for v in values):
                 raise InputError(f"{file}: curves.{name}: expected an array of numbers, found {str(values)[:40]}")
+
+    if kind == "validate":
+        _check_fields(data, {"simulated": (dict,), "measured": (list,), "ok": (bool,), "text": (str,)}, str(file))
+        for i, row in enumerate(data["rows"]):
+            numbers = dict.fromkeys(("measured", "simulated", "spread", "error", "bar"), (int, float, type(None)))
+            _check_fields(row, {"figure": (str,), "met": (bool, type(None)), **numbers}, f"{file}: rows[{i}]")
+        for i, summary in enumerate(data["measured"]):
+            _check_fields(summary, {}, f"{file}: measured[{i}]")
 
 
 def _check_fields(found: Any, fields: Mapping[str, tuple[type, ...]], where: str) -> None:
