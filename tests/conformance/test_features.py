@@ -7,7 +7,6 @@ tokens, and no KV block may leak.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 from concurrent.futures import Future
@@ -19,7 +18,7 @@ import pytest
 h = pytest.importorskip("headless", reason="vLLM is not installed here: make test-vllm runs these tests")
 
 from scripted import Scripted, needs, plan  # noqa: E402
-from vllm.config import LoRAConfig, ParallelConfig  # noqa: E402
+from vllm.config import LoRAConfig  # noqa: E402
 from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 from vllm.v1.core.sched.interface import PauseState  # noqa: E402
@@ -28,7 +27,7 @@ from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: E
 
 from slacktide.core.policy import names  # noqa: E402
 from slacktide.errors import InputError  # noqa: E402
-from slacktide.vllm import Scheduler, SyncScheduler  # noqa: E402
+from slacktide.vllm import Scheduler, SyncScheduler, compat  # noqa: E402
 
 BOTH = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 POLICIES = [name for name in ("vllm-v1", "sarathi-edf", "sliding", "eb-plus", "tide") if name in names()]
@@ -282,13 +281,6 @@ def test_max_num_active_seqs_bounds_what_runs(directory, is_async, policy):
     settle(made)
 
 
-def parallel(rank: int, size: int) -> Any:
-    """What an engine of a data-parallel server is told. Dense models: size 1, but an index."""
-    config = ParallelConfig()
-    config.data_parallel_size, config.data_parallel_index = size, rank
-    return config
-
-
 @pytest.mark.parametrize("size", [1, 2], ids=["dense", "moe"])
 def test_the_engines_of_a_server_have_files_of_their_own(directory, tmp_path, monkeypatch, size):
     own = {
@@ -360,7 +352,23 @@ def test_priorities_and_aborts_under_every_policy(directory, is_async):
         settle(made, but=gone)
 
 
-def test_options_are_fresh():
-    """`dataclasses.replace` on Options must not share our settings between engines of a test."""
-    a = h.Options()
-    assert dataclasses.replace(a, is_async=True).slacktide == {}
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: setattr(s.scheduler_config, "enable_chunked_prefill", False), "in one piece .--no-enable-chunked"),
+        (lambda s: setattr(s.scheduler_config, "disable_chunked_mm_input", True), "multimodal input in one piece"),
+        (lambda s: setattr(s, "need_mamba_block_aligned_split", True), "aligned chunks"),
+        (lambda s: setattr(s.vllm_config.model_config, "runner_type", "pooling"), "pooling"),
+        (lambda s: setattr(s.vllm_config, "kv_transfer_config", object()), "a KV connector"),
+    ],
+)
+def test_what_our_plans_would_break_is_refused_at_start(directory, change, message):
+    scheduler = h.build(directory, h.Options(max_model_len=2048))
+    runner = scheduler.vllm_config.model_config.runner_type
+    compat.check_scheduler(scheduler)
+    change(scheduler)
+    try:
+        with pytest.raises(InputError, match=f"slacktide does not schedule .*{message}.*without --scheduler-cls"):
+            compat.check_scheduler(scheduler)
+    finally:
+        scheduler.vllm_config.model_config.runner_type = runner  # shared by all tests

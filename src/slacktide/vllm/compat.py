@@ -133,6 +133,14 @@ def check_scheduler(scheduler: Any) -> None:
         "an encoder-decoder model": bool(model.is_encoder_decoder),
         "a diffusion model": bool(getattr(model, "is_diffusion", False)),
         "pooling (embedding, scoring)": model.runner_type == "pooling",
+        # Our chunks end where a policy wants them to:
+        "prompts in one piece (--no-enable-chunked-prefill)": not scheduler.scheduler_config.enable_chunked_prefill,
+        "multimodal input in one piece (--disable-chunked-mm-input)": bool(
+            getattr(scheduler.scheduler_config, "disable_chunked_mm_input", False)
+        ),
+        "a hybrid model whose prefix cache wants aligned chunks (--mamba-cache-mode align)": bool(
+            getattr(scheduler, "need_mamba_block_aligned_split", False)
+        ),
     }
     for feature, used in refused.items():
         if used:
