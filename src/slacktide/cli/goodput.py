@@ -65,6 +65,7 @@ def jobs(args: argparse.Namespace) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Search, write, print. Raises InputError."""
+    from slacktide.search.bounds import bound_of_search
     from slacktide.search.goodput import find_goodput
     from slacktide.search.pool import Store
 
@@ -76,6 +77,12 @@ def run(args: argparse.Namespace) -> int:
                 scenario_of(args), specs, target=args.target, seeds=args.seeds, resolution=args.resolution,
                 jobs=jobs(args), store=store, on_done=advance,
             )  # fmt: skip
+    bounds: dict[str, float | None] = {}
+    for spec, record in zip(specs, records, strict=True):
+        own = repr(sorted(spec.engine.items()))
+        if own not in bounds:
+            bounds[own] = bound_of_search(scenario_of(args), spec.engine, target=args.target, seeds=args.seeds)
+        record["bound"] = bounds[own]
     if directory is not None:
         from slacktide.report.files import write_json
 
@@ -113,10 +120,13 @@ def _show(records: list[dict[str, Any]]) -> None:
                 "unlimited" if rate is None else number(rate),
                 "-" if rate is None else f"{number(low)} to {number(high)}",
                 "-" if rate is None or best == 0 else f"{100 * rate / best:.0f} %",
+                "-" if rate is None or not record["bound"] else f"{100 * rate / record['bound']:.0f} %",
                 str(len(record["evaluations"])),
                 number(record["wall_time"]),
             ]
         )
     interval = "95 % interval" if any(r["confidence"] for r in records) else "bracket"
-    table(["policy", "goodput req/s", interval, "vs best", "runs", "wall s"], rows, right=range(1, 6))
+    table(["policy", "goodput req/s", interval, "vs best", "vs bound", "runs", "wall s"], rows, right=range(1, 7))
+    if any(record["bound"] for record in records):
+        print("vs bound: share of the rate that no policy can pass on these requests ('slacktide bound')")
     print_notes(records)

@@ -28,6 +28,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("slacktide.cli.compare", "simulate several policies on the same requests, in one table"),
     "simulate": ("slacktide.cli.simulate", "simulate one policy"),
     "goodput": ("slacktide.cli.goodput", "find the highest rate at which each policy meets the SLO"),
+    "bound": ("slacktide.cli.bound", "tell the highest rate that any policy could reach, for comparison"),
     "sweep": ("slacktide.cli.sweep", "simulate a grid of settings and policies, on all cores"),
     "advise": ("slacktide.cli.advise", "exclusive or mixed batching for this GPU, model and load, with the numbers"),
     "serve": ("slacktide.cli.serve", "start vLLM's server with one of our policies as its scheduler"),

@@ -16,7 +16,7 @@ from slacktide.core.latency_tables import Grid, TablesModel
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.errors import InputError, unknown_name
 from slacktide.profiling.fit import SceneError, describe_errors, fit_extended, nonnegative_least_squares, scene_errors
-from slacktide.profiling.measurements import LOG_WEIGHT, Steps
+from slacktide.profiling.measurements import Steps
 from slacktide.profiling.profile_file import PARTS, latency_fields, region_fields
 from slacktide.profiling.region import Region
 
@@ -187,13 +187,11 @@ class _Known:
 
 def noise(steps: Steps) -> dict[str, float]:
     """Scene -> median relative distance of samples from the median of their own designed point."""
-    if "design" not in steps.facts or (steps.weights == LOG_WEIGHT).any():
-        return {}
-    middle = np.empty(len(steps))
-    for g in np.unique(steps.group):
+    middle = np.ones(len(steps))
+    for g in np.unique(steps.group[steps.designed]):
         rows = steps.group == g
         middle[rows] = np.median(steps.times[rows])
-    away, scene = np.abs(steps.times / middle - 1), scenes(steps.shapes)
+    away, scene = np.abs(steps.times / middle - 1), np.where(steps.designed, scenes(steps.shapes), -1)
     return {name: float(np.median(away[scene == i])) for i, name in enumerate(SCENES) if (scene == i).any()}
 
 

@@ -56,6 +56,8 @@ class Steps:
     """float64[m] seconds of the steps alone, or of whole turns where `whole` says so."""
     whole: BoolArray
     """bool[m]: the host's share is in the duration already, as in times that a client sees."""
+    designed: BoolArray
+    """bool[m]: samples of a designed point, so that its group holds copies of one step."""
     group: IntArray
     weights: FloatArray
     """float64[m]: what a step counts in a fit."""
@@ -181,8 +183,8 @@ def designed_steps(path: Path, lines: Sequence[dict[str, Any]]) -> Steps:
     text = f"{len(order)} designed steps, {int((~bad).sum())} samples"
     shapes, duration, group = shapes[~bad], duration[~bad], group[~bad]
     weights = 1.0 / np.bincount(group)[group]  # the samples of a point share its weight
-    whole = np.zeros(len(duration), dtype=bool)
-    return Steps(shapes, duration, whole, group, weights, host, text, facts, tuple(notes))
+    here = np.ones(len(duration), dtype=bool)
+    return Steps(shapes, duration, ~here, here, group, weights, host, text, facts, tuple(notes))
 
 
 DRIFT = 0.03
@@ -235,7 +237,8 @@ def logged(
     """Steps of traffic, in order of time."""
     n = len(shapes)
     weights, group = np.full(n, LOG_WEIGHT), np.arange(n) // LOG_BLOCK
-    return Steps(shapes, duration, np.full(n, whole), group, weights, host, source, facts or {}, notes)
+    designed = np.zeros(n, dtype=bool)
+    return Steps(shapes, duration, np.full(n, whole), designed, group, weights, host, source, facts or {}, notes)
 
 
 def joined(parts: Sequence[Steps]) -> Steps:
@@ -251,6 +254,7 @@ def joined(parts: Sequence[Steps]) -> Steps:
         np.concatenate([part.shapes for part in parts]),
         np.concatenate([part.durations for part in parts]),
         np.concatenate([part.whole for part in parts]),
+        np.concatenate([part.designed for part in parts]),
         np.concatenate([part.group + offset for part, offset in zip(parts, offsets[:-1], strict=True)]),
         np.concatenate([part.weights for part in parts]),
         known[0].host if known else parts[0].host,
