@@ -1,0 +1,177 @@
+"""Tide: every step is the one that makes most of its time, as far as the deadlines of running streams leave slack.
+
+Before every step it compares a decode round, prompts alone, prompts beside all decodes and prompts beside those decodes
+that cannot wait, by predicted value per predicted second; exclusive or mixed batching is decided step by step. Prompts
+that can be on time are found by Moore and Hodgson's algorithm with the decodes' demand taken off; the others wait, and
+come back when there is room. What can no longer be on time is served from what is left, and from a reserved share.
+Margins are learned per scene from what steps really took. Derivation: docs/background/tide.md. Ignores that output
+lengths could be known one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from slacktide.core import tide as t
+from slacktide.core.pack import pack
+from slacktide.core.policies._shared import require_at_least, require_choice, require_share
+from slacktide.core.policy import register
+from slacktide.core.tide import ACTIONS, BOUNDS, SOURCES, Margins, Store
+from slacktide.core.types import FloatArray, IntArray, Plan, StepResult, StepView
+
+_decide: Any = None
+
+
+@register("tide")
+@dataclass(frozen=True)
+class Tide:
+    """Nothing has to be set: every part can be switched off, so that each is an arm of an experiment."""
+
+    slo_mode: Literal["deadline", "gap"] = "deadline"
+    """How later tokens are judged: by their deadline, or each by its gap to the one before."""
+    mixed: bool = True
+    """Prompts may run beside all decodes."""
+    exclusive: bool = True
+    """Prompts may run alone while decodes wait."""
+    blocking: bool = True
+    """Prompts may run beside only those decodes that cannot wait."""
+    demotion: bool = True
+    """Prompts that cannot be on time give way (Moore-Hodgson)."""
+    eviction: bool = True
+    """A request that has missed may lose its KV to a prompt that can be on time."""
+    kv_gate: bool = True
+    """Admit only what running requests are expected to leave room for."""
+    hold: bool = True
+    """Prompts with ample time wait for company."""
+    occupancy: bool = True
+    """A decode round is worth less while fewer streams run than the load asks for."""
+    bias_in_values: bool = True
+    """Learned bias corrects values and not only times."""
+    cap_share: float = 0.4
+    """Most time of a step, as a share of the tightest recent TTFT target, for prompts that arrive meanwhile."""
+    deviations: float = 4.0
+    """Mean deviations of the prediction's error that are added as a margin."""
+    supply: float = 0.9
+    """Share of the time that is counted on while nobody misses."""
+    least_supply: float = 0.6
+    """The same when a tenth of the requests misses."""
+    late_every: int = 8
+    """Late decodes run at least every so many steps as far as there is room; 0 never for that reason."""
+    late_share: float = 0.05
+    """Share of the engine's time that is reserved for late requests; 0 reserves none."""
+    sizes: int = 1
+    """Step sizes that are compared per kind of step; 1 takes the largest that fits."""
+    saturation: float = 0.01
+    """A smaller step is taken if it loses at most this share of value per second."""
+    seats: bool = False
+    """Prompts must find a seat in time too."""
+    backfill: bool = False
+    """Fill a step behind the prompts that are on time with others."""
+    bypass: int = 64
+    """Requests that may be admitted before an on-time prompt that lacks KV blocks."""
+    max_gap: float | None = None
+    """Most seconds between two tokens of a stream, whatever its deadlines leave; none has no such bound."""
+    expected_output_tokens: int = 256
+    """Output tokens a request is expected to want, until some have ended."""
+    _store: Store = field(default_factory=Store, init=False, repr=False, compare=False)
+    _margins: Margins = field(init=False, repr=False, compare=False)
+    _clock: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
+    _parameters: FloatArray = field(init=False, repr=False, compare=False)
+    steerable: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        """Raise ValueError naming the parameter that is out of its range."""
+        require_choice(self, slo_mode=("deadline", "gap"))
+        require_at_least(self, 0, "deviations", "late_every", "bypass")
+        require_at_least(self, 1, "sizes", "expected_output_tokens")
+        require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
+        require_share(self, "late_share", "saturation")
+        object.__setattr__(self, "_margins", Margins(self._store.state))
+        object.__setattr__(self, "_parameters", self._as_array())
+
+    def _as_array(self) -> FloatArray:
+        p = np.zeros(t.PARAMETER_SIZE)
+        values: dict[int, float] = {
+            t.CAP_SHARE: self.cap_share, t.DEVIATIONS: self.deviations, t.KAPPA_HIGH: self.supply,
+            t.KAPPA_LOW: min(self.least_supply, self.supply), t.LATE_EVERY: self.late_every,
+            t.LATE_SHARE: self.late_share, t.USE_MIXED: self.mixed, t.USE_EXCLUSIVE: self.exclusive,
+            t.USE_BLOCKING: self.blocking, t.USE_DEMOTION: self.demotion, t.USE_EVICTION: self.eviction,
+            t.USE_KV_GATE: self.kv_gate, t.USE_HOLD: self.hold, t.USE_OCCUPANCY: self.occupancy,
+            t.USE_BIAS_IN_VALUES: self.bias_in_values, t.GAP_MODE: self.slo_mode == "gap", t.SIZES: self.sizes,
+            t.SATURATION: self.saturation, t.BYPASS: self.bypass, t.SEATS: self.seats,
+            t.MAX_GAP: math.inf if self.max_gap is None else self.max_gap, t.BACKFILL: self.backfill,
+            t.PRIOR_OUTPUT: self.expected_output_tokens,
+        }  # fmt: skip
+        for slot, value in values.items():
+            p[slot] = float(value)
+        return p
+
+    def plan(self, view: StepView) -> Plan:
+        """One step."""
+        global _decide  # noqa: PLW0603 (numba is loaded with the first plan, not with the module)
+        if _decide is None:
+            from slacktide.core.kernels_tide_step import decide
+
+            _decide = decide
+        store, clock, live = self._store, self._clock, view.live
+        n = live.index.size
+        store.fit(n)
+        if clock.get("belief") is not view.latency:  # a new fit: its prices are not known yet
+            clock["belief"] = view.latency
+            store.state[t.KNEE] = 0.0
+        # With async scheduling the step in flight ends first: what is decided now starts then.
+        in_flight = len(self._margins.waiting) > 0 and bool(live.num_in_flight_tokens.any())
+        start = max(view.now, clock.get("ends", view.now)) if in_flight else view.now
+        count, victims, scene, seconds = _decide(
+            live.columns[0], live.columns[1], n, view.now, start, np.array(view.limits, dtype=np.int64),
+            view.latency.packed, self._parameters, store.state, store.ring, store.memory, store.remembered,
+            store.spare, store.finished, store.ints, store.floats, store.shape, store.plan, store.why,
+        )  # fmt: skip
+        store.memory, store.spare, store.remembered = store.spare, store.memory, n
+        store.finished = _NO_ROWS
+        rows, tokens = store.plan[0, :count].copy(), store.plan[1, :count].copy()
+        if not count and not victims:
+            return self._anything(view)
+        total = int(tokens.sum())
+        if count:
+            self._margins.planned(int(scene), float(seconds), int(count), total)
+            clock["ends"] = start + float(seconds) * float(store.state[t.MU + scene])
+        return Plan(
+            rows, tokens, store.plan[2, :victims].copy(), token_cap=total if count else None,
+            predicted_step_time=float(seconds) if count else None, why=self._why(),
+        )  # fmt: skip
+
+    def _anything(self, view: StepView) -> Plan:
+        """No candidate could run (blocks, or rows whose end is in flight): vLLM's own order always goes on."""
+        plan = pack(view)
+        return Plan(plan.rows, plan.num_scheduled_tokens, plan.preempted, why={"action": "fallback"})
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from what a step took and who finished."""
+        self._margins.observe(result)
+        if result.finished.size:
+            self._store.finished = np.concatenate((self._store.finished, result.finished.astype(np.int64)))
+
+    def _why(self) -> dict[str, Any]:
+        w = self._store.why.tolist()
+        options = {
+            name: (w[t.W_ACTIONS + 2 * k], w[t.W_ACTIONS + 2 * k + 1])
+            for k, name in enumerate(ACTIONS)
+            if w[t.W_ACTIONS + 2 * k] > 0
+        }
+        return {
+            "action": ACTIONS[int(w[t.W_ACTION])], "options": options, "bound_by": BOUNDS[int(w[t.W_BOUND])],
+            "prefill": int(w[t.W_PREFILL]), "source": SOURCES[int(w[t.W_SOURCE])],
+            "on_time_decodes": int(w[t.W_DECODES]),
+            "late_decodes": int(w[t.W_LATE_DECODES]), "on_time_prompts": int(w[t.W_ON_TIME]),
+            "accepted": int(w[t.W_ACCEPTED]), "late_prompts": int(w[t.W_LATE]), "round": w[t.W_ROUND],
+            "next_due": w[t.W_S1], "due_after": w[t.W_S2], "cap": w[t.W_CAP], "pressed": bool(w[t.W_PRESS]),
+            "held": bool(w[t.W_HOLD]),
+        }  # fmt: skip
+
+
+_NO_ROWS: IntArray = np.empty(0, dtype=np.int64)

@@ -1,0 +1,168 @@
+"""Where `tide` keeps what it learns and what it is set to: slot numbers shared by its compiled parts, and the learners.
+
+The policy's Python half holds these arrays; `kernels_tide` and `kernels_tide_step` read and write them. A slot's name
+says what it holds; units are seconds, tokens and requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from slacktide.core.types import FloatArray, IntArray, StepResult
+
+# ---- what was learned: float64[STATE_SIZE]
+MU = 0
+"""Three slots, scenes decode, prefill, mixed: mean of real / predicted step time."""
+DEVIATION = 3
+"""Three slots: mean absolute deviation of that ratio."""
+MISS_RATE = 6
+"""Share of the last hundred or so requests that missed."""
+OUT_SUM, OUT_WEIGHT = 7, 8
+"""Output tokens of finished requests and their number, both forgotten at the same pace."""
+TIGHTEST = 9
+"""A low quantile of the TTFT targets of recent arrivals; infinite without one."""
+NUM_ARRIVALS = 10
+ARRIVAL_RATE = 11
+"""Requests per second over the remembered arrivals."""
+CREDIT = 12
+"""Seconds of the engine that late work has coming."""
+SINCE_LATE = 13
+"""Steps since late decodes ran last."""
+PACE = 14
+"""Shortest TBT target of recent arrivals; infinite without one."""
+DECODE_TIME = 15
+"""Predicted seconds of the last decode round."""
+PER_TOKEN, PER_PAIR = 16, 17
+"""Prices of the belief: seconds per prompt token and per attended pair in a large pure prefill."""
+FIXED = 18
+"""Seconds of a decode step of one short request: what a round costs whoever takes part."""
+KNEE = 19
+"""Tokens from which a larger pure prefill step is hardly more efficient."""
+KNEE_TIME = 20
+"""Predicted seconds of such a step."""
+LEAST_TIME = 21
+"""Predicted seconds of the smallest chunk worth a step."""
+SERVED_LATE = 22
+"""Seconds of the engine that late work got."""
+STATE_SIZE = 24
+
+# ---- what it is set to: float64[PARAMETER_SIZE], in the order in which `Tide.parameters` fills them
+(
+    CAP_SHARE, DEVIATIONS, KAPPA_HIGH, KAPPA_LOW, LATE_EVERY, LATE_SHARE, USE_MIXED, USE_EXCLUSIVE, USE_BLOCKING,
+    USE_DEMOTION, USE_EVICTION, USE_KV_GATE, USE_HOLD, USE_OCCUPANCY, USE_BIAS_IN_VALUES, GAP_MODE, SIZES,
+    SATURATION, BYPASS, SEATS, MAX_GAP, BACKFILL, PRIOR_OUTPUT, TTFT_GUARD,
+) = range(24)  # fmt: skip
+PARAMETER_SIZE = 24
+
+# ---- memory of each live request from step to step: float64[MEMORY_SIZE, n]
+M_INDEX, M_OUTPUT, M_MISSED, M_BYPASSED, M_LAST = range(5)
+MEMORY_SIZE = 5
+
+# ---- what a decision was made of, for `why`: float64[WHY_SIZE]
+(
+    W_ACTION, W_BOUND, W_DECODES, W_LATE_DECODES, W_ON_TIME, W_ACCEPTED, W_DEMOTED, W_LATE, W_PREFILL, W_ROUND, W_S1,
+    W_S2, W_CAP, W_PRESS, W_HOLD, W_VALUE, W_TIME, W_SOURCE, W_REFUSED, W_ETA,
+) = range(20)  # fmt: skip
+W_ACTIONS = 20
+"""Four pairs from here: value and time (seconds) of decode-only, prefill-only, mixed, blocking."""
+WHY_SIZE = 28
+
+ACTIONS = ("decode", "prefill", "mixed", "blocking")
+DECODE_ONLY, PREFILL_ONLY, MIXED, BLOCKING = range(4)
+BOUNDS = ("nothing", "next tokens", "tokens after the next", "arrivals to come", "prompts", "budget")
+"""What kept the step from being longer."""
+SOURCES = ("none", "accepted", "demoted", "late", "reserved share")
+
+RECENT = 256
+"""Arrivals that are remembered: enough for a 5th percentile, and a minute or so of traffic."""
+PRIOR_DEVIATION = 0.025
+"""Deviation of a scene before its first step: with four of them the margin starts at 1.1, the 90th percentile of the
+default predictor's error on mixed batches (`bounded.DEFAULT_MARGIN`)."""
+WEIGHT = 0.05
+"""Weight of a new step in a scene's mean and deviation: the last twenty count."""
+WILD = 4.0
+"""A step further from its prediction than this factor is a disturbance (a page fault, a compilation), not a cost."""
+
+
+@dataclass
+class Margins:
+    """Learns real / predicted per scene. Predictions wait for their results in order, as steps end in order."""
+
+    state: FloatArray
+    waiting: deque[tuple[int, float, int, int]] = field(default_factory=deque[tuple[int, float, int, int]])
+
+    def planned(self, scene: int, seconds: float, rows: int, tokens: int) -> None:
+        """Note a prediction (seconds, nothing corrected) of a step of so many rows and tokens."""
+        self.waiting.append((scene, seconds, rows, tokens))
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a finished step, if it is the one that was predicted."""
+        if result.step_time is None or not result.indices.size:
+            return
+        tokens = int(result.tokens.sum())
+        while self.waiting:  # a step that the host never ran is skipped
+            scene, seconds, rows, planned = self.waiting.popleft()
+            if rows == result.indices.size and planned == tokens:
+                self._learn(scene, result.step_time / seconds if seconds > 0 else 1.0)
+                return
+
+    def _learn(self, scene: int, ratio: float) -> None:
+        if not 1 / WILD < ratio < WILD:
+            return
+        mean = float(self.state[MU + scene])
+        self.state[MU + scene] = mean + WEIGHT * (ratio - mean)
+        deviation = float(self.state[DEVIATION + scene])
+        self.state[DEVIATION + scene] = deviation + WEIGHT * (abs(ratio - mean) - deviation)
+
+
+def fresh_state() -> FloatArray:
+    """Nothing learned yet."""
+    state = np.zeros(STATE_SIZE)
+    state[MU : MU + 3] = 1.0
+    state[DEVIATION : DEVIATION + 3] = PRIOR_DEVIATION
+    state[TIGHTEST] = state[PACE] = np.inf
+    return state
+
+
+@dataclass
+class Store:
+    """The arrays that one policy object keeps: state, memory of requests, scratch. Grown when needed."""
+
+    state: FloatArray = field(default_factory=fresh_state)
+    ring: FloatArray = field(default_factory=lambda: np.full((3, RECENT), np.inf))
+    """TTFT targets, TBT targets and arrival times of recent arrivals."""
+    memory: FloatArray = field(default_factory=lambda: np.zeros((MEMORY_SIZE, 0)))
+    remembered: int = 0
+    finished: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    ints: IntArray = field(default_factory=lambda: np.empty((0, 0), dtype=np.int64))
+    floats: FloatArray = field(default_factory=lambda: np.empty((0, 0)))
+    spare: FloatArray = field(default_factory=lambda: np.zeros((MEMORY_SIZE, 0)))
+    plan: IntArray = field(default_factory=lambda: np.empty((3, 0), dtype=np.int64))
+    shape: FloatArray = field(default_factory=lambda: np.zeros(12))
+    why: FloatArray = field(default_factory=lambda: np.zeros(WHY_SIZE))
+
+    def fit(self, n: int) -> None:
+        """Make room for n live rows."""
+        if self.plan.shape[1] >= n:
+            return
+        size = max(256, 2 * n)
+        memory = np.zeros((MEMORY_SIZE, size))
+        memory[:, : self.remembered] = self.memory[:, : self.remembered]
+        self.memory, self.spare = memory, np.zeros((MEMORY_SIZE, size))
+        self.ints, self.floats = np.zeros((INT_SCRATCH, size), dtype=np.int64), np.zeros((FLOAT_SCRATCH, 2 * size))
+        self.plan = np.zeros((3, size), dtype=np.int64)
+
+
+# ---- scratch, one line per column of the live rows
+(
+    I_KIND, I_REMAINING, I_COMPUTED, I_MISSED, I_ROLE, I_ORDER, I_QUEUE, I_QUEUE_LEFT, I_QUEUE_DONE, I_GONE, I_DECODES,
+    I_BLOCKING,
+) = range(12)  # fmt: skip
+INT_SCRATCH = 12
+(F_SLACK, F_PACE, F_SERVICE, F_DEMAND, F_GROWTH, F_EVENT, F_JUMP, F_SLOPE) = range(8)
+FLOAT_SCRATCH = 8
+# Roles of a row in this step (I_ROLE).
+NO_ROLE, ON_TIME_DECODE, LATE_DECODE, ACCEPTED, DEMOTED, LATE_PREFILL = range(6)
