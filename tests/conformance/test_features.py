@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from concurrent.futures import Future
 from typing import Any
 
@@ -335,6 +336,34 @@ def test_a_relative_target_is_that_of_the_prompt_s_length(directory, is_async):
 def test_a_relative_target_without_a_belief_is_refused_at_start(directory):
     with pytest.raises(InputError, match="name a profile"):
         engine(directory, is_async=False, slacktide={"policy": "vllm-v1", "slo": "dialogue"})
+
+
+def test_shadow_mode_forecasts_attainment_from_the_engine_s_own_traffic(directory, tmp_path):
+    """Through the simulator's command line, with the engine's own limits, flags and step times."""
+    capture = tmp_path / "trace.csv"
+    own = {"policy": "sarathi-edf", "slo": "ttft:60000,tbt:60000", "mode": "shadow", "shadow_replay_s": 3600,
+           "state_dir": str(tmp_path / "state"), "capture": str(capture)}  # fmt: skip
+    made = engine(
+        directory, is_async=True, prefix_caching=True, threshold=40, watermark=0.05,
+        slacktide=own | {"max_decision_ms": 10_000},
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    for i in range(60):
+        impossible = {"slo_e2el_ms": 1} if i % 3 == 0 else None  # 40 steps
+        prompt = int(rng.integers(1, 90))
+        made.add(h.request(i, prompt, 40, arrival=time.time(), extra=impossible, hashed=True))
+        made.step()
+    settle(made)
+    scheduler = made.scheduler
+    assert scheduler._replays.once() == "done"
+    shown = scheduler.slacktide.metrics
+    assert shown.get("shadow_attainment", "measured") == pytest.approx(40 / 60)
+    assert shown.get("shadow_attainment", "stock") == pytest.approx(40 / 60)
+    assert shown.get("shadow_attainment", "ours") == pytest.approx(40 / 60)
+    scheduler._replays.close()
+    scheduler.slacktide.close()
+    assert not (tmp_path / "state").exists()
+    assert len(capture.read_text().splitlines()) == 61  # the capture gets every request, too
 
 
 @BOTH

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,13 +51,32 @@ def unharmed(result: dict[str, Any]) -> bool:
     return not bad and result["samples"] > 10
 
 
-@pytest.mark.parametrize("policy", ["vllm-v1", "sarathi-edf", "sliding", "eb"])
-def test_texts_are_those_of_stock_vllm(run, policy):
+def test_texts_are_those_of_stock_vllm(run):
     stock, _ = run("stock")
-    ours, _ = run(policy)
-    assert ours["texts"] == stock["texts"]
-    assert ours["long"] == stock["long"]
-    assert unharmed(ours)
+    found, _ = run("policies")
+    assert {"vllm-v1", "sliding", "eb-plus"} < set(found)
+    for policy, ours in (found | {"eb": run("eb")[0]}).items():
+        assert ours["texts"] == stock["texts"], policy
+        assert ours["long"] == stock["long"], policy
+        assert unharmed(ours), policy
+
+
+def test_structured_output(run):
+    """What a grammar allows and nothing else, and the same as under vLLM's own schedule."""
+    found, _ = run("structured")
+    assert found["active"] == found["stock"]
+    for kind, text in zip(found["kinds"], found["active"], strict=True):
+        match kind:
+            case "regex":
+                assert re.fullmatch("[0-9]{4}-[a-f]{2}", text)
+            case "choice":
+                assert text in ("yes", "no", "perhaps")
+            case "json":
+                value = json.loads(text)
+                assert value.keys() == {"a", "b"}
+                assert value["a"] in range(100)
+                assert value["b"] in ("x", "y")
+    assert unharmed(found)
 
 
 def test_exclusive_steps(run):

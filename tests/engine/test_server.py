@@ -36,8 +36,13 @@ def serve(model, log, *flags) -> ServerProcess:
     """`slacktide serve` on a free port, as a user would call it."""
     port = free_port()
     command = [sys.executable, "-m", "slacktide", "serve", str(model), *flags, *ENGINE, "--port", str(port)]
-    # The tests' own engine settings must not reach the server.
-    environment = cpu_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO"}
+    # The tests' own engine settings must not reach the server; its temporary files are its own, to be counted.
+    temporary = log.parent / "tmp"
+    temporary.mkdir(parents=True, exist_ok=True)
+    environment = cpu_environment() | {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "TMPDIR": str(temporary),
+        "VLLM_SERVER_DEV_MODE": "1",  # /pause, /sleep
+    }  # fmt: skip
     return ServerProcess(command, f"http://127.0.0.1:{port}", log, environment=environment, timeout=300)
 
 
@@ -67,6 +72,19 @@ def post(server, body, headers=None):
             return error.code, {k.lower(): v for k, v in error.headers.items()}, json.loads(error.read())
 
 
+def command(server, path):
+    """One of vLLM's commands for its operator."""
+    with urllib.request.urlopen(urllib.request.Request(server.url + path, b""), timeout=60) as response:
+        assert response.status == 200
+
+
+def metric(server, name, label=""):
+    """Sum of a metric's samples that carry a label."""
+    with urllib.request.urlopen(server.url + "/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and label in line)
+
+
 def processes(group: int) -> list[int]:
     """Processes that live in a process group."""
     found = []
@@ -78,6 +96,17 @@ def processes(group: int) -> list[int]:
         if int(pgrp) == group and state != "Z":
             found.append(int(path.parent.name))
     return found
+
+
+def files(server: ServerProcess) -> list[str]:
+    """What engine and front end of a server have left for one another."""
+    found = (server.log.parent / "tmp").glob("slacktide*/**/*")
+    return sorted(path.name for path in found if path.is_file() and not path.name.startswith("."))
+
+
+def engine_of(server: ServerProcess) -> int:
+    """Process id of a server's engine."""
+    return next(i for i in processes(server.pid) if b"EngineCore" in Path(f"/proc/{i}/cmdline").read_bytes())
 
 
 def wait_for(done, seconds=60.0):
@@ -155,13 +184,41 @@ def test_a_replay_counts_rejections(server):
     assert REJECTED in reasons
 
 
+def test_a_client_that_leaves_frees_its_place(server):
+    body = {"model": "tiny", "prompt": [5] * 20, "max_tokens": 480, "ignore_eos": True, "stream": True}
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(server.url + "/v1/completions", json.dumps(body).encode(), headers)
+    before = metric(server, "slacktide:requests_total", 'end="aborted"')
+    with urllib.request.urlopen(request, timeout=60) as response:
+        assert response.readline().startswith(b"data:")
+    wait_for(lambda: metric(server, "slacktide:requests_total", 'end="aborted"') == before + 1)
+    wait_for(lambda: metric(server, "slacktide:num_running") == 0)
+
+
+def test_pausing_keeps_requests_and_resuming_serves_them(server):
+    command(server, "/pause?mode=keep")
+    answers = []
+    one = threading.Thread(target=lambda: answers.append(post(server, {"max_tokens": 3})))
+    one.start()
+    time.sleep(1.0)
+    assert not answers
+    command(server, "/resume")
+    one.join(60)
+    assert [(status, answer["usage"]["completion_tokens"]) for status, _, answer in answers] == [(200, 3)]
+    command(server, "/sleep?level=0")  # scheduling alone; the deeper levels free a GPU's memory
+    command(server, "/wake_up")
+    assert post(server, {})[0] == 200
+
+
 def test_sigterm_shuts_down_cleanly(server):
     """Last of this module's tests on the shared server."""
     group, port = server.pid, int(server.url.rpartition(":")[2])
     assert len(processes(group)) > 1  # front end and engine
+    assert files(server) == ["estimate-0.json", "metrics-0.json"]
     os.kill(group, signal.SIGTERM)
     wait_for(lambda: processes(group) == [])  # by themselves
     assert server.stop() == 0
+    assert files(server) == []
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
 
@@ -183,7 +240,9 @@ def test_a_server_that_is_killed_is_reported(model, tmp_path):
 
 def test_sigint_while_it_starts_leaves_nothing(model, tmp_path):
     command = [sys.executable, "-m", "slacktide", "serve", str(model), *ENGINE, "--port", str(free_port())]
-    environment = os.environ | cpu_environment() | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | cpu_environment()
+    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path / "tmp")}
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         while b"slacktide: command" not in (tmp_path / "log").read_bytes():
@@ -194,3 +253,25 @@ def test_sigint_while_it_starts_leaves_nothing(model, tmp_path):
         status = process.wait(60)
     assert status != 0  # it never served
     wait_for(lambda: processes(process.pid) == [])
+    assert not list((tmp_path / "tmp").glob("slacktide*"))
+
+
+@pytest.mark.skipif("SLACKTIDE_SLOW_TESTS" not in os.environ, reason="two engines take minutes: SLACKTIDE_SLOW_TESTS=1")
+def test_data_parallel_engines_behind_two_api_servers(model, tmp_path):
+    """Each engine has its own files; metrics of both are in /metrics; nothing stays when they are ended."""
+    log = tmp_path / "steps.jsonl"
+    flags = ["--data-parallel-size", "2", "--additional-config.slacktide.step_log", str(log), *OURS]
+    with serve(model, tmp_path / "log", *flags) as running:
+        work = workload(24, 40, 9, arrivals=np.arange(24) * 0.05, slo_ttft=60.0, slo_tbt=60.0)
+        found, _ = run(running, work)
+        assert found.end_reason.tolist() == [FINISHED] * 24
+        assert files(running) == ["estimate-0.json", "estimate-1.json", "metrics-0.json", "metrics-1.json"]
+        time.sleep(3)  # each engine writes twice a second, each API server copies once
+        with urllib.request.urlopen(running.url + "/metrics", timeout=60) as response:
+            lines = response.read().decode().splitlines()
+        attained = [line for line in lines if line.startswith("slacktide:slo_attained_total")]
+        assert len(attained) == 2
+        assert sum(float(line.rpartition(" ")[2]) for line in attained) >= 24
+        assert all(path.stat().st_size for path in (log, tmp_path / "steps-1.jsonl"))
+        running.stop()
+        assert files(running) == []

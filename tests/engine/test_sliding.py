@@ -1,7 +1,12 @@
-"""`sliding` on a real server: 50 requests, and what the server says of their targets against the client's clock."""
+"""`sliding` on a real server: 50 requests, and what the server says of their targets against the client's clock.
+
+At the end one server is interrupted and the other one's engine killed: neither may leave a file.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 import urllib.request
 
@@ -16,7 +21,7 @@ from slacktide.workload.requests import Workload
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs these tests")
 
-from .test_server import serve
+from .test_server import engine_of, files, processes, serve, wait_for
 
 N = 50
 # Far from what any machine does, so that no network delay decides: a millisecond (the least target accepted) for
@@ -61,6 +66,13 @@ def test_the_reported_attainment_is_the_clients(model, tmp_path, policy):
         while ended(after) - ended(before) < N and time.monotonic() < wait_until:
             time.sleep(0.5)
             after = counters(server.url)
+        assert files(server)
+        if policy == "sliding":
+            os.kill(engine_of(server), signal.SIGKILL)
+            wait_for(lambda: processes(server.pid) == [])
+        else:
+            server.stop(signal.SIGINT)
+        assert files(server) == []
     assert log.end_reason.tolist() == [FINISHED] * N
     assert log.num_delivered_tokens.tolist() == work.num_output_tokens.tolist()
     met = int(judge(log).met.sum())

@@ -26,9 +26,10 @@ def engine(model: str, own: dict[str, Any] | None, directory: Path, **flags: Any
                 "slacktide": {"state_dir": str(directory / "state"), "max_decision_ms": 10_000} | own
             },
         }
+    settings |= {"skip_tokenizer_init": True} | flags
     return vllm.LLM(
-        model=model, load_format="dummy", skip_tokenizer_init=True, enforce_eager=True, dtype="float32", seed=1,
-        max_num_seqs=8, max_model_len=512, max_num_batched_tokens=128, disable_log_stats=True, **settings, **flags,
+        model=model, load_format="dummy", enforce_eager=True, dtype="float32", seed=1, max_num_seqs=8,
+        max_model_len=512, max_num_batched_tokens=128, disable_log_stats=True, **settings,
     )  # fmt: skip
 
 
@@ -63,6 +64,77 @@ def plain(model: str, directory: Path, own: dict[str, Any] | None, **flags: Any)
     return found
 
 
+POLICIES = ("vllm-v1", "sarathi-edf:chunk_size=48", "sliding", "eb-plus", "qoserve", "tide")
+"""Whose texts must be stock vLLM's; one that this version has not got is left out."""
+
+
+def policies(model: str, directory: Path) -> dict[str, Any]:
+    """One engine, one policy after the other: a server's start takes longer than all of them."""
+    from slacktide.core.policy import names
+    from slacktide.vllm.settings import Settings, build_policy, policy_spec
+
+    llm = engine(model, {"policy": "vllm-v1", "slo": "ttft:2000,tbt:200"}, directory)
+    found: dict[str, Any] = {}
+    for name in POLICIES:
+        if name.partition(":")[0] not in names():
+            continue
+        spec = policy_spec(Settings(policy=name), host(llm).scheduler.scheduler_config)
+        host(llm).spec, host(llm).policy = spec, build_policy(spec)
+        found[name] = {"texts": texts(generate(llm)), "long": texts(generate(llm, max_tokens=30))} | facts(llm)
+    llm.llm_engine.engine_core.shutdown()
+    return found
+
+
+ALPHABET = 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 {}[]:,.-_"\n'
+GRAMMARS = {
+    "regex": {"regex": "[0-9]{4}-[a-f]{2}"},
+    "choice": {"choice": ["yes", "no", "perhaps"]},
+    "json": {"json": {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99},
+                      "b": {"enum": ["x", "y"]}}, "required": ["a", "b"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+def speaking(model: str, directory: Path) -> str:
+    """The model with a tokenizer: one token a character."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter: 3 + i for i, letter in enumerate(ALPHABET)}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
+    path = directory / "speaking"
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    tokenizer.save_pretrained(path)
+    (path / "config.json").write_text((Path(model) / "config.json").read_text())
+    return str(path)
+
+
+def structured(model: str, directory: Path) -> dict[str, Any]:
+    """Grammars and free texts side by side, under our policy and then, in the same engine, under vLLM's own."""
+    import vllm
+    from vllm.sampling_params import StructuredOutputsParams
+
+    own = {"policy": "sarathi-edf:chunk_size=16", "slo": "ttft:2000,tbt:200"}
+    llm = engine(speaking(model, directory), own, directory, skip_tokenizer_init=False)
+    kinds = [*GRAMMARS, ""] * 4
+    parameters = [
+        vllm.SamplingParams(
+            temperature=0.0,
+            max_tokens=40,
+            structured_outputs=StructuredOutputsParams(**GRAMMARS[kind]) if kind else None,
+        )
+        for kind in kinds
+    ]
+    found: dict[str, Any] = {"kinds": kinds}
+    for mode in ("active", "stock"):
+        host(llm).set_mode(mode)
+        outputs = llm.generate([f"prompt {i} " * (1 + i) for i in range(len(kinds))], parameters, use_tqdm=False)
+        found[mode] = [output.outputs[0].text for output in outputs]
+    found |= facts(llm)
+    llm.llm_engine.engine_core.shutdown()
+    return found
+
+
 def features(model: str, directory: Path) -> dict[str, Any]:
     own = {
         "policy": "sarathi-edf:chunk_size=64", "slo": "ttft:1000,tbt:100", "classes": {"gold": "ttft:200,tbt:50"},
@@ -88,9 +160,8 @@ def features(model: str, directory: Path) -> dict[str, Any]:
 
 JOBS: dict[str, Any] = {
     "stock": lambda m, d: plain(m, d, None),
-    "vllm-v1": lambda m, d: plain(m, d, {"policy": "vllm-v1"}),
-    "sarathi-edf": lambda m, d: plain(m, d, {"policy": "sarathi-edf:chunk_size=48", "slo": "ttft:2000,tbt:200"}),
-    "sliding": lambda m, d: plain(m, d, {"policy": "sliding", "slo": "ttft:2000,tbt:200"}),
+    "policies": policies,
+    "structured": structured,
     "eb": lambda m, d: plain(m, d, {"policy": "eb:k=3", "step_log": str(d / "steps.jsonl")}),
     "features": features,
     "stock-ngram": lambda m, d: plain(m, d, None, speculative_config=NGRAM),

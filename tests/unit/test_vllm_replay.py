@@ -82,9 +82,9 @@ def test_the_replay_says_what_both_schedules_attain(replays, tmp_path):
     stock, ours = (metrics.get("shadow_attainment", name) for name in ("stock", "ours"))
     assert 0 < stock < ours <= 0.9
     assert metrics.get("shadow_replay_requests") == 120
-    assert (tmp_path / "state" / "replay" / "trace.csv").exists()
+    assert (tmp_path / "state" / "trace.csv").exists()
     made.close()
-    assert not (tmp_path / "state" / "replay").exists()
+    assert not (tmp_path / "state").exists()
 
 
 def test_a_replay_that_fails_says_why(replays, monkeypatch):

@@ -116,9 +116,9 @@ class Replays:
         shadow: Callable[[], bool], now: Callable[[], float], oldest_live: Callable[[], float],
         steps: Callable[[], Sequence[tuple[Any, float]]],
     ) -> None:  # fmt: skip
-        """`now`: seconds on the rows' clock; `oldest_live`: arrival of the oldest request that has not ended, infinity
-        without one; `steps`: measured steps (shape, seconds)."""
-        self._metrics, self._window, self._task, self._directory = metrics, window, task, directory / "replay"
+        """`directory` is this object's own, and removed at the end; `now`: seconds on the rows' clock; `oldest_live`:
+        arrival of the oldest request that has not ended, infinity without one; `steps`: measured (shape, seconds)."""
+        self._metrics, self._window, self._task, self._directory = metrics, window, task, directory
         self._every, self._shadow, self._now, self._oldest_live, self._steps = every, shadow, now, oldest_live, steps
         self._since = 0.0 if shadow() else np.inf
         self._stop = threading.Event()
