@@ -107,6 +107,17 @@ check-core-types:
 check-imports:
 	$(PY) -c 'from importlinter.cli import lint_imports_command; lint_imports_command()'
 
+$(VENV)/.stamp-docs: requirements/docs.txt $(VENV)/.stamp-dev
+	@echo "installing requirements/docs.txt"
+	@$(PIP_INSTALL) -r requirements/docs.txt
+	@touch $@
+
+.PHONY: docs
+# The variable silences an advertisement of the theme's authors in the build's output.
+docs: $(VENV)/.stamp-docs ## build the documentation into site/; a broken link or reference is an error
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+	@echo "site/index.html"
+
 .PHONY: test format golden clean
 
 # Without CPU wheels of torch the tests on vLLM are left out, loudly: the rest must run anywhere.
@@ -154,6 +165,6 @@ test-vllm-matrix: ## the same on every vLLM release that slacktide supports
 	done
 
 clean: ## remove the environment, caches and demo results
-	rm -rf $(VENV) demo-results build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) demo-results site build dist htmlcov .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
