@@ -1,7 +1,7 @@
 """Print the table of a result, or make a page, a timeline or an explanation of it.
 
-RESULT: a file or directory of --out (a run, a comparison, a goodput search, a sweep, an advice, a validation), or a result
-of `vllm bench serve`; for --timeline also a step log of the plug-in (.jsonl). With --slo every request is judged anew.
+RESULT: a file or directory of --out (a run, a comparison, a goodput search, a sweep, an advice, a validation), or what
+`vllm bench serve` wrote; for --timeline also a step log of the plug-in (.jsonl). With --slo all are judged anew.
 Timelines and explanations know every prompt chunk and the policy's reasons where the run itself was made with --html,
 --timeline or --explain.
 
