@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -92,8 +93,8 @@ def test_a_ladder_rises_from_end_to_end(low, high, factor):
         assert found == []
         return
     assert (found[0], found[-1]) == (low, high)
-    assert all(a < b for a, b in zip(found, found[1:], strict=False))
-    assert all(b / a <= factor * 1.5 + 1 / a for a, b in zip(found, found[1:], strict=False))
+    assert all(a < b for a, b in pairwise(found))
+    assert all(b / a <= factor * 1.5 + 1 / a for a, b in pairwise(found))
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from slacktide.profiling.calibrate import (
     folds,
     profile_fields,
 )
-from slacktide.profiling.experiments_run import row_of, run_design
+from slacktide.profiling.experiments_run import run_design
 from slacktide.profiling.measurements import Host, drift, fit_host, joined, logged, outliers, read_steps
 from slacktide.profiling.profile_file import latency_fields, read_profile
 from slacktide.profiling.profiles import load_profile

@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FIGURE=SHARE",
         help="largest error of a figure, e.g. p50_ttft_ms=0.2, or FIGURE=none; may be repeated (default: throughput "
-        "and TPOT 0.05, TTFT p50 0.1 and p99 0.15, attainment 0.03), or the spread of the real runs where that is larger",
+        "and TPOT 0.05, TTFT p50 0.1 and p99 0.15, attainment 0.03), or the spread of the real runs if that is larger",
     )
     parser.add_argument("--update-profile", action="store_true", help="note the result in the profile's file")
     group = parser.add_argument_group("a server that runs already")
@@ -297,5 +297,7 @@ def _cells(row: Row) -> list[str]:
         return f"{100 * value:{sign}.1f} {'points' if points else '%'}"
 
     met = "" if row.met is None else "ok" if row.met else "MISSED"
+    if row.met and row.error is not None and row.bar is not None and abs(row.error) > row.bar:
+        met = "within the spread"
     cells = [show(value) for value in (row.measured, row.spread, row.simulated)]
     return [FIGURES[row.figure], *cells, share(row.error, "+"), share(row.bar, ""), met]

@@ -92,8 +92,10 @@ def steps_from_tokens(
         if c == 0 and not alone:
             continue
         begin = float(sent[who].max()) if alone else float(ends[c - 1])
-        waits = (sent < begin) & (first > ends[c] + apart)
-        late = sent[who[number == 0]] > begin + apart
+        waits = (sent <= begin + apart) & (first > ends[c] + apart)
+        since = sent[who[number == 0]]
+        # Sent before the step before this one began: part of the prompt may have been computed in that step.
+        late = (since > begin + apart) | (since <= (ends[c - 2] if c > 1 else -np.inf) + apart)
         others = np.sum((sent < ends[c]) & (last > begin)) - 1
         if (
             (alone and others > 0)
