@@ -341,6 +341,6 @@ def test_supported_versions_are_those_of_the_extra():
     assert serve.SUPPORTED == (VLLM_FIRST, VLLM_END)
 
 
-def test_only_serve_hands_arguments_on():
+def test_who_hands_arguments_on():
     handing = [name for name in frame.VERBS if getattr(frame.load_verb(name), "PASSES_ON", False)]
-    assert handing == ["serve"]
+    assert handing == ["serve", "profile", "validate"]  # those that start vLLM
