@@ -178,3 +178,14 @@ def test_the_site_builds_without_a_warning(tmp_path):
     assert done.returncode == 0, done.stderr
     index = (tmp_path / "site/index.html").read_text()
     assert "https://fonts" not in index
+
+
+def test_the_citation_names_this_version_and_licence():
+    from slacktide import __version__
+
+    text = (ROOT / "CITATION.cff").read_text()
+    assert f"\nversion: {__version__}\n" in text
+    assert "\nlicense: Apache-2.0\n" in text
+    yaml = pytest.importorskip("yaml")
+    data = yaml.safe_load(text)
+    assert {"cff-version", "message", "title", "authors"} <= set(data)
