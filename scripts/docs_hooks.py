@@ -107,8 +107,8 @@ def server_metrics() -> str:
 
     parts = [
         "# Server metrics\n",
-        "The plug-in adds these to the server's own `/metrics`, each with the label `engine`. Counters appear with their",
-        "first count. A dashboard and alert rules over them: `dashboards/`; at a terminal: `slacktide top`.\n",
+        "The plug-in adds these to the server's own `/metrics`, each with the label `engine`. Counters appear with",
+        "their first count. A dashboard and alert rules over them: `dashboards/`; at a terminal: `slacktide top`.\n",
         "| metric | type | labels | meaning |\n|---|---|---|---|",
     ]
     for name, (kind, labels, text) in FAMILIES.items():
