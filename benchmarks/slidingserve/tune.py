@@ -37,11 +37,11 @@ ARMS: dict[str, tuple[str, list[Point], list[Point]]] = {
                     [{"chunk_size": f} for f in (0.7, 0.85, 1.2, 1.4)]),
     "greedy-dynamic": ("greedy-dynamic", CHUNKS, [SAFER, WIDER, *LATE]),
     "qoserve": ("qoserve", CHUNKS, [SAFER, WIDER, *ALPHAS]),
-    "sola": ("sola", [{"guard": 0.0}, *GUARDS[:2], {"guard": 0.7}], [SAFER, SHORTER, {"tile": 16}, {"tile": 128}]),
     "sliding, no guard": ("sliding:guard=0", CHUNKS, [SAFER, WIDER, *OWN]),
     "greedy-dynamic + guard": ("greedy-dynamic", GUARDS, [SAFER, SHORTER, *LATE]),
     "qoserve + guard": ("qoserve", GUARDS, [SAFER, SHORTER, *ALPHAS]),
     "sliding": ("sliding", GUARDS, [SAFER, SHORTER, *OWN]),
+    "sola": ("sola", [{"guard": 0.0}, *GUARDS[:2], {"guard": 0.7}], [SAFER, SHORTER, {"tile": 16}, {"tile": 128}]),
     "paper": ("sliding:reading=paper", CHUNKS, PAPER),
     "paper, clamped": ("sliding:reading=paper,chunker=frozen", CHUNKS, PAPER),
 }  # fmt: skip

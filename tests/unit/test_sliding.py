@@ -18,8 +18,10 @@ from slacktide.core.latency_families import RooflineModel, SevenFeatureModel
 from slacktide.core.live import LiveTable
 from slacktide.core.outputs import OutputLengths, StepYield
 from slacktide.core.pack import as_policy
+from slacktide.core.policies.greedy_dynamic import GreedyDynamic
 from slacktide.core.policies.qoserve import QoServe
 from slacktide.core.policies.sliding import Sliding
+from slacktide.core.policies.sola import Sola
 from slacktide.core.priority import PrefillRate, by_class, classes, edf_feasible, paper_order, urgency
 from slacktide.core.types import RUNNING, SLO, WAITING, Limits, Request, StepView
 from slacktide.metrics.slo import judge
@@ -388,6 +390,15 @@ def test_an_overdue_prompt_gets_its_share_under_any_load():
     plan = Sliding(ageing=60, ageing_tokens=16).plan(view(rows))
     assert dict(zip(plan.rows.tolist(), plan.num_scheduled_tokens.tolist(), strict=True))[0] == 16
     assert 0 not in Sliding(ageing=math.inf).plan(view(rows)).rows
+
+
+@pytest.mark.parametrize("make", [Sliding, QoServe, GreedyDynamic, Sola])
+def test_a_small_guard_keeps_steps_short_where_nobody_decodes(make):
+    """A prompt alone: its step holds the share on top of the shortest step, not one chunk of any length."""
+    rows = [{"prompt": 2000, "ttft": 0.1, "tbt": 0.1}]
+    plan = make(guard=0.2, margin=1).plan(view(rows))
+    assert plan.num_scheduled_tokens.tolist() == [pytest.approx(20 / 0.096, abs=65)]  # SOLA counts in tiles of 64
+    assert make(guard=0, margin=1).plan(view(rows)).num_scheduled_tokens.tolist() == [2000]
 
 
 @pytest.mark.parametrize("policy", [Sliding(), Sliding(reading="paper"), QoServe()])

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from slacktide.core.bounded import Step
 from slacktide.core.types import FloatArray, IntArray, Live
 
 RECENT = 256
@@ -43,12 +44,14 @@ class ArrivalGuard:
         seen = self._recent[: min(self.count, RECENT)]
         self.tightest = float(np.partition(seen, int(QUANTILE * seen.size))[int(QUANTILE * seen.size)])
 
-    def bound(self, share: float, live: Live, prefills: IntArray, least: float) -> float:
-        """Most seconds of a step: those of its decodes and `share` times the tightest target; infinite for share 0.
+    def bound(self, share: float, step: Step) -> float:
+        """Most seconds of a step: those of its decodes with one prompt token, and `share` times the tightest target.
 
-        Looks at the prompts first: `live` and `prefills` as in `watch`.
+        Infinite for share 0. The one token stands for what any step with prompts costs: measured from nothing, a small
+        share would leave an engine without decodes less than its shortest step.
         """
         if share <= 0:
             return math.inf
-        self.watch(live, prefills)
-        return least + share * self.tightest
+        self.watch(step.view.live, step.prefills)
+        smallest = step.seconds(step.load(step.prefills[:1], np.ones(1, dtype=np.int64)), 1)
+        return smallest + share * self.tightest

@@ -55,7 +55,7 @@ class GreedyDynamic:
             return decode_only(step)
         least = step.seconds(step.decode_load, 0)
         bounds, late = windows(found, least, 1, late_factor=self.late_factor)
-        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, view.live, step.prefills, least))
+        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, step))
         rows = step.prefills
         packed = step.packed(rows[np.argsort(found.slack[rows], kind="stable")])
         _, rows, tokens = step.queue(packed)

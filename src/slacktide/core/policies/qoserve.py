@@ -72,7 +72,7 @@ class QoServe:
             return decode_only(step)
         least = step.seconds(step.decode_load, 0)
         bounds, late = windows(found, least, 1, late_factor=self.late_factor)
-        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, view.live, step.prefills, least))
+        t_cur = min(float(bounds[0]), self._guard.bound(self.guard, step))
         rows = step.prefills
         slack, remaining, rho = found.slack[rows], found.remaining[rows], self._rho(step)
         misses = self._relegated(view, rows, slack, remaining, rho)

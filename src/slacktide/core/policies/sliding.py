@@ -153,7 +153,7 @@ class Sliding:
         bounds, late = self._bounds(found, least, gain)
         cap = math.inf
         if self.guard > 0 and not self._paper:
-            cap = self._guard.bound(self.guard, view.live, step.prefills, least)
+            cap = self._guard.bound(self.guard, step)
             bounds[0] = min(bounds[0], cap)
         order, hopeless, rho = self._sorted(step, least)
         aged = -1 if self._paper else overdue(step, self.ageing)

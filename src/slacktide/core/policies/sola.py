@@ -62,8 +62,7 @@ class Sola:
         spent, target = view.now - live.arrival_time[rows], live.slo_ttft[rows]
         predicted = spent + own
         usable, bound, tpot = self._decodes(step)
-        if self.guard > 0:
-            bound = min(bound, self._guard.bound(self.guard, live, rows, step.seconds(step.decode_load, 0)))
+        bound = min(bound, self._guard.bound(self.guard, step))
         open_rows = predicted <= target  # a late prompt constrains nobody
         ttft = float((predicted / target)[open_rows].max(initial=0.0))
         order = rows[np.lexsort((-predicted / target, ~open_rows))]
