@@ -24,7 +24,7 @@ RESOLUTION = 0.1
 
 Point = dict[str, Any]
 CHUNKS: list[Point] = [{"max_chunk": n} for n in (1024, 512, 256, 128)]
-GUARDS: list[Point] = [{"guard": g} for g in (0.2, 0.35, 0.5, 0.8)]
+GUARDS: list[Point] = [{"guard": g} for g in (0.2, 0.28, 0.35, 0.5)]
 SAFER: Point = {"margin": 1.25}
 WIDER: Point = {"max_chunk": 1.4}
 SHORTER: Point = {"max_chunk": 256}
@@ -41,7 +41,7 @@ ARMS: dict[str, tuple[str, list[Point], list[Point]]] = {
     "greedy-dynamic + guard": ("greedy-dynamic", GUARDS, [SAFER, SHORTER, *LATE]),
     "qoserve + guard": ("qoserve", GUARDS, [SAFER, SHORTER, *ALPHAS]),
     "sliding": ("sliding", GUARDS, [SAFER, SHORTER, *OWN]),
-    "sola": ("sola", [{"guard": 0.0}, *GUARDS[:2], {"guard": 0.7}], [SAFER, SHORTER, {"tile": 16}, {"tile": 128}]),
+    "sola": ("sola", [{"guard": 0.0}, *GUARDS[1:]], [SAFER, SHORTER, {"tile": 16}, {"tile": 128}]),
     "paper": ("sliding:reading=paper", CHUNKS, PAPER),
     "paper, clamped": ("sliding:reading=paper,chunker=frozen", CHUNKS, PAPER),
 }  # fmt: skip
