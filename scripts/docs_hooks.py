@@ -25,14 +25,6 @@ def pages() -> dict[str, str]:
     }
 
 
-def on_config(config: Any) -> Any:
-    """Every decision stands in the navigation."""
-    for entry in config["nav"]:
-        if isinstance(entry, dict) and "Decisions" in entry:
-            entry["Decisions"] = ["decisions/index.md", *(f"decisions/{name}" for name in DECISIONS)]
-    return config
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
@@ -40,6 +32,23 @@ def on_files(files: Any, config: Any) -> Any:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the settings that all simulations take into the page that asks for them."""
+    return markdown.replace("<!-- settings -->", settings())
+
+
+def settings() -> str:
+    """The fields of `slacktide.api.Load` as a table; engine settings are explained by their flags."""
+    from slacktide.api import Load
+    from slacktide.cli.options import ENGINE_FLAGS
+    from slacktide.core.spec import _field_docs
+
+    docs = _field_docs(Load) | {name: flag.help for name, flag in ENGINE_FLAGS.items()}
+    kinds = {name: cell(getattr(kind, "__forward_arg__", kind)) for name, kind in Load.__annotations__.items()}
+    rows = [f"| `{name}` | {kind} | {cell(docs.get(name, ''))} |" for name, kind in kinds.items()]
+    return "\n".join(["| name | type | meaning |\n|---|---|---|", *rows])
 
 
 def command_line() -> str:

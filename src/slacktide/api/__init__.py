@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from slacktide.api.results import Advice, Comparison, Goodput, Run, Sweep
+from slacktide.api.shown import Advice, Comparison, Goodput, Run, Sweep
 from slacktide.core.spec import PolicySpec
 from slacktide.errors import InputError, unknown_name
 from slacktide.profiling.profiles import Profile, ProfileInfo, load_profile
@@ -51,10 +51,13 @@ class Load(TypedDict, total=False):
     burstiness: float
     """Gamma arrivals of this shape; 1 = Poisson, below 1 = burstier."""
     num_prompts: int
+    """How many requests; default: the trace's."""
     max_concurrency: int
+    """Most requests in the system at once."""
     max_tokens: int | str
     """Output limit that requests declare; `exact`: their true length."""
     seed: int
+    """Of everything random."""
     slo_mode: str
     """`deadline` or `gap`: see the page on metrics."""
     late_tolerance: float
@@ -62,7 +65,9 @@ class Load(TypedDict, total=False):
     oversized: str
     """`error`, `drop` or `reject`: requests that the engine can never hold."""
     interference: float
+    """Factor on the decode attention of mixed steps, where a profile has no measured one."""
     interconnect: str
+    """Link between GPUs, where a profile knows several: nvlink, pcie, pcie-host."""
     read: str
     """How a trace file is read, as `--read`."""
     max_num_batched_tokens: int
