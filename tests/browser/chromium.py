@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import shutil
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import Any
 
 import aiohttp
 
-BINARY = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+BINARY = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+)
 
 START_TIMEOUT = 60.0
 """Seconds for the browser to start: a busy machine takes ten."""
@@ -31,8 +34,9 @@ class Browser:
     async def __aenter__(self) -> Browser:
         assert BINARY is not None
         # No network at all: whatever a page would load from elsewhere fails, and is a problem.
-        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-port=0",
-                 "--host-resolver-rules=MAP * ~NOTFOUND", "--no-first-run", f"--user-data-dir={self.directory}")  # fmt: skip
+        flags = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+                 "--remote-debugging-port=0", "--host-resolver-rules=MAP * ~NOTFOUND",
+                 f"--user-data-dir={self.directory}")  # fmt: skip
         self._process = await asyncio.create_subprocess_exec(
             BINARY, *flags, "about:blank", stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
         )
@@ -49,6 +53,9 @@ class Browser:
 
     async def __aexit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         self._reader.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._reader
+        await self._socket.close()
         await self._session.close()
         self._process.terminate()
         await self._process.wait()

@@ -29,6 +29,9 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 26, 46
 MAX_POINTS = 240
 """Points of a line: one for every two units of the plot."""
 
+DASHES = ("none", "8 3", "2.5 2.5", "10 3 2 3")
+"""Of each four lines: dark enough to be read on white, eight colours are not all far apart."""
+
 NAMED_LINES = 6
 """More lines than this are told apart by the list of runs alone: their names would cover them."""
 
@@ -151,7 +154,7 @@ def _grid(chart: Chart, x: Axis, y: Axis) -> str:
         texts = [f"{100 * share:.6g}" for share in y_ticks]
     else:
         y_ticks = linear_ticks(y.low, y.high, 5)
-        texts = [f"{100 * t:.4g} %" if chart.percent else short(t) for t in y_ticks]
+        texts = [f"{100 * t:.4g}%" if chart.percent else short(t) for t in y_ticks]
     bottom, out = HEIGHT - BOTTOM, []
     for tick, text in zip(y_ticks, texts, strict=True):
         at = float(y.at(tick))
@@ -188,11 +191,8 @@ def _shape(series: Series, x: Axis, y: Axis) -> str:
     """The drawing of one series."""
     of_run = "" if series.run is None else f" r{series.run}"
     # Each line is thinner than the one before, so that one that lies under it shows.
-    width = (
-        ""
-        if series.run is None or series.kind not in ("line", "step")
-        else f' style="stroke-width:{_width(series.run)}"'
-    )
+    is_line = series.kind in ("line", "step")
+    width = f' style="{stroke(series.run)}"' if is_line and series.run is not None else ""
     name = f'class="{series.kind}{" quiet" if series.quiet else ""} {series.colour}{of_run}"{width}'
     xs, ys, base = thin(series, x)
     known = np.isfinite(xs) & np.isfinite(ys)
@@ -223,9 +223,10 @@ def _shape(series: Series, x: Axis, y: Axis) -> str:
     return out + f'<polyline {name} points="{_points(corners)}"/>'
 
 
-def _width(run: int) -> str:
-    dashes = ";stroke-dasharray:7 3" if run >= 8 else ""  # the colours come round again
-    return f"{max(4.2 - 0.8 * run, 1.6):.1f}{dashes}"
+def stroke(run: int) -> str:
+    """Width and dashes of a run's lines, as CSS."""
+    dashes = f";stroke-dasharray:{DASHES[run // 4 % len(DASHES)]}" if run >= 4 else ""
+    return f"stroke-width:{max(4.2 - 0.8 * run, 1.6):.1f}{dashes}"
 
 
 def _bars(name: str, px: FloatArray, py: FloatArray, floor: FloatArray) -> str:

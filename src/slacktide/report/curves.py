@@ -125,7 +125,7 @@ def slack_chart(runs: Sequence[Run], lates: Sequence[Lateness]) -> Chart | None:
             cells = [f"{v:,.3g}" for v in np.percentile(values, (1, 10, 50, 90))]
             rows.append([run.name, f"{100 * float((values < 0).mean()):.1f} %", *cells])
     return Chart(
-        "slack", "Slack at completion", "seconds left when the last token came (below 0: late)", "share of requests",
+        "slack", "Slack at completion", "seconds left at the last token (below 0: late)", "share of requests",
         series, marks=[Mark(0.0, "deadline")], percent=True,
         note="How much room the policy left. Far to the right is speed that nobody asked for.",
         head=["policy", "late", "1 %", "10 %", "median s", "90 %"], rows=rows,

@@ -18,13 +18,16 @@ from slacktide.metrics.late import Lateness, lateness
 from slacktide.metrics.slo import Verdicts, judge
 from slacktide.report import curves
 from slacktide.report.answer import answer
-from slacktide.report.charts import Chart
+from slacktide.report.charts import Chart, stroke
 from slacktide.report.files import write_files
 from slacktide.report.html_parts import MAX_DRAWN, charts_grid, figures_table, settings_of
 from slacktide.report.html_searches import Section, advise_sections, goodput_sections, sweep_sections, validate_sections
 from slacktide.report.late_table import worst_table
 from slacktide.report.source import Run, Source
 from slacktide.report.tables import ENGINE, SERVED, Column, count, footnotes, headline, percent
+
+MAX_NOTES = 4
+"""Remarks before the rest folds away: the charts should be seen without scrolling."""
 
 MAX_ENGINES = 8
 """Runs whose engine is drawn and whose worst requests are listed: some 60 kB each."""
@@ -77,10 +80,17 @@ def _notes(source: Source) -> str:
     else:
         profiles = {f"profile: {r['profile']} [{r['profile_label']}]" for r in records if r.get("profile_label")}
         lines = sorted(profiles)
-    said = [note for of in (*records, source.data) for note in of.get("notes") or ()]
-    lines += [f"note: {note}" for note in dict.fromkeys(map(str, said)) if note not in lines]
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines[:30])
-    return f'<ul class="notes">{items}</ul>' if items else ""
+    said: dict[str, list[str]] = {}
+    for run in source.runs:
+        for note in run.record.get("notes") or ():
+            said.setdefault(str(note), []).append(run.name)
+    several = len(records)
+    notes = [f"{', '.join(names)}: {note}" if len(names) < several else note for note, names in said.items()]
+    notes += [str(note) for note in source.data.get("notes") or ()]
+    items = [f"<li>{escape(line)}</li>" for line in lines + [f"note: {n}" for n in notes if n not in lines]]
+    top, rest = items[:MAX_NOTES], items[MAX_NOTES:]
+    more = f"<details><summary>{len(rest)} more notes</summary><ul>{''.join(rest)}</ul></details>" if rest else ""
+    return f'<div class="notes"><ul>{"".join(top)}</ul>{more}</div>' if items else ""
 
 
 def _switches(source: Source) -> str:
@@ -88,7 +98,8 @@ def _switches(source: Source) -> str:
     if source.kind not in ("runs", "goodput") or len(source.runs) < 2:
         return ""
     buttons = "".join(
-        f'<button type="button" class="switch {curves.colour(i)}" data-run="{i}" aria-pressed="true"><i></i>'
+        f'<button type="button" class="switch" data-run="{i}" aria-pressed="true"><svg width="26" height="8" '
+        f'aria-hidden="true"><line class="line {curves.colour(i)}" style="{stroke(i)}" x2="26" y1="4" y2="4"/></svg>'
         f"{escape(run.name)}</button>"
         for i, run in enumerate(source.runs[:MAX_DRAWN])
     )
@@ -131,11 +142,14 @@ def _runs_sections(source: Source) -> list[Section]:
             over += [slack] if slack is not None else []
         sections.append(("Over time", charts_grid(_recoloured(chart, places) for chart in over)))
     sections.append(("What the engine did", engine))
+    best = max(
+        (run for _, run, _ in drawn[:MAX_ENGINES]), key=lambda run: run.summary.get("attainment") or 0, default=None
+    )
     for j, (_, run, log) in enumerate(drawn[:MAX_ENGINES]):
         charts = curves.step_charts(f"run{j}", log)
         content = charts_grid(charts) + worst_table(run, verdicts[j], lates[j])
         heading = f"{run.name}: engine over time, and its latest requests"
-        sections[-1] = (sections[-1][0], sections[-1][1] + _fold(heading, content, j == 0))
+        sections[-1] = (sections[-1][0], sections[-1][1] + _fold(heading, content, run is best))
     if len(drawn) > MAX_ENGINES:
         more = f"<p>Engines of the first {MAX_ENGINES} runs; for another, make a report of its own directory.</p>"
         sections[-1] = (sections[-1][0], sections[-1][1] + more)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
@@ -14,23 +14,24 @@ MAX_DRAWN = 16
 """Runs with curves: more colours and dashes cannot be told apart."""
 
 
-def figure(chart: Chart) -> str:
-    """A chart with its title, note and numbers."""
+def figure(chart: Chart, *, with_lines: bool = False) -> str:
+    """A chart with its title, note and numbers; `with_lines`: name many lines in a legend."""
     table = "<span></span>"  # every figure has five parts, so that neighbours align
     if chart.rows:
         table = f"<details><summary>Numbers</summary>{plain_table(chart.head, chart.rows)}</details>"
     unit = f'<span class="unit">{escape(chart.y_label)}</span>'
     note = f"<p>{escape(chart.note)}</p>"
-    legend = _legend(chart)
+    legend = _legend(chart, with_lines)
     caption = f"<figcaption><b>{escape(chart.title)}</b>{unit}</figcaption>"
     return f"<figure>{caption}{legend}{draw(chart)}{note}{table}</figure>"
 
 
-def _legend(chart: Chart) -> str:
-    """Names of what is drawn as bars or dots; few lines carry their own."""
+def _legend(chart: Chart, with_lines: bool) -> str:
+    """Names of what is drawn as bars or dots; few lines carry their own, and many runs have their switches."""
     named = [s for s in chart.series if s.kind in ("bars", "dots", "area") and s.run is None and not s.quiet]
-    lines = [s for s in chart.series if s.kind in ("line", "step") and not s.quiet]
-    named += lines if len(lines) > NAMED_LINES else []
+    if with_lines:
+        lines = [s for s in chart.series if s.kind in ("line", "step") and not s.quiet]
+        named += lines if len(lines) > NAMED_LINES else []
     items = "".join(f'<span class="key {s.colour}"><i></i>{escape(s.name)}</span>' for s in named)
     return f'<div class="legend">{items}</div>'
 
@@ -97,9 +98,9 @@ def _best(values: Sequence[float | None], column: Column) -> str | None:
     return column.show(max(found, key=lambda v: v * column.better))
 
 
-def charts_grid(charts: Any) -> str:
+def charts_grid(charts: Iterable[Chart], *, with_lines: bool = False) -> str:
     """Charts side by side, as the page is wide."""
-    content = "".join(map(figure, charts))
+    content = "".join(figure(chart, with_lines=with_lines) for chart in charts)
     return f'<div class="charts">{content}</div>' if content else ""
 
 

@@ -50,7 +50,7 @@ def sweep_sections(source: Source) -> list[Section]:
     drawn = [chart for chart in charts if chart is not None and chart.series]
     rows = [(run.name, run.summary, "") for run in runs if run.record.get("error") is None]
     failed = [[run.name, str(run.record["error"])] for run in runs if run.record.get("error") is not None]
-    sections = [("Across the grid", charts_grid(drawn))] if drawn else []
+    sections = [("Across the grid", charts_grid(drawn, with_lines=True))] if drawn else []
     sections.append(("All runs", figures_table(rows, SERVED, "Times in milliseconds.", "run")))
     if failed:
         sections.append(("Failed", plain_table(["run", "why"], failed)))
