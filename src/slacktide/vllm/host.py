@@ -9,8 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from slacktide.core import policy as policies
 from slacktide.core.kv import blocks_for
@@ -19,10 +22,10 @@ from slacktide.core.types import RUNNING, SLO, IntArray, Limits, Plan, Request, 
 from slacktide.errors import InputError
 from slacktide.vllm import compat, shadow
 from slacktide.vllm.guard import Fuse, TimeLimit, TooSlow
-from slacktide.vllm.ledger import Decision, Ledger
+from slacktide.vllm.ledger import Decision, Ledger, write
 from slacktide.vllm.mirror import Mirror
 from slacktide.vllm.settings import MODES, Settings, build_policy, policy_spec
-from slacktide.vllm.steering import Chunks, Steering, check_plan, chunks
+from slacktide.vllm.steering import Chunks, Steering, chunks
 from slacktide.vllm.viewing import Viewer
 
 CONTROL_EVERY = 0.5
@@ -67,6 +70,8 @@ class Host:
         self._stalled_since: float | None = None
         self._warm_up()
         self._show_mode()
+        self.ledger.write_metrics()
+        weakref.finalize(self, self.limit.close).atexit = False  # a scheduler dropped without shutdown()
         _log.info("slacktide: policy %s, mode %s", self.spec.label, self.mode)
 
     def _warm_up(self) -> None:
@@ -78,8 +83,14 @@ class Host:
         table.ints[NUM_COMPUTED, :2], table.ints[NUM_OUTPUT, 0] = (64, 16), 1
         table.ints[NUM_BLOCKS, :2] = blocks_for(table.ints[NUM_COMPUTED, :2], 16)
         limits = Limits(2048, 8, 16, 512, 1024)
+        view = StepView(3.0, table.live, limits, self.ledger.belief.model)
+        mirror = Mirror(self.mirror.targets, 16, 0.0)
+        mirror.table, mirror.ids, mirror.objects = table, ["a", "b", "c"], [None] * 3
+        mirror.slot_of_row[:3] = mirror.row_of_slot[:3] = range(3)
         try:
-            build_policy(self.spec).plan(StepView(3.0, table.live, limits, self.ledger.belief.model))
+            plan = build_policy(self.spec).plan(view)
+            wanted = chunks(plan, view.live, limits, None, mirror, speculative=False)
+            write(mirror, wanted.slots, wanted.tokens)
         except Exception:
             _log.exception("slacktide: policy %s fails on a small example", self.spec.label)
 
@@ -102,6 +113,7 @@ class Host:
 
     def _show_mode(self) -> None:
         now = "off" if self.fuse.resting and self.mode != "stock" else self.mode
+        self._shown_off = now == "off"
         for mode in (*MODES, "off"):
             self.metrics.set("mode", float(mode == now), mode)
 
@@ -148,6 +160,7 @@ class Host:
         try:
             self._retire_finished(decision.start)
             self.ledger.mark_preempted()
+            self.mirror.catch_up()
             if not len(self.mirror) == len(self.mirror.slot_of) == len(self.scheduler.requests):
                 raise MirrorError(f"{len(self.mirror)} rows for {len(self.scheduler.requests)} requests")
             decision.fallback = self._reason_to_rest()
@@ -179,7 +192,7 @@ class Host:
             return ""
         if not self.fuse.step():
             return "off"
-        if self.metrics.get("mode", "off"):
+        if self._shown_off and not self.fuse.resting:
             self._show_mode()  # it just came back
         if self.sessions:
             return "streaming-input"
@@ -192,11 +205,8 @@ class Host:
             if not view.live.index.size:
                 return None
             plan = self.policy.plan(view)
-            check_plan(plan, view.live, view.limits)
             speculative = self.scheduler.num_spec_tokens > 0
-            wanted = chunks(
-                plan, view.live, lambda rows: self._slots(rows, shown), self.mirror, speculative=speculative
-            )
+            wanted = chunks(plan, view.live, view.limits, shown, self.mirror, speculative=speculative)
             ours = shadow.forecast(self.mirror, view, plan, shown) if self.mode == "shadow" else None
         self.fuse.good()
         decision.predicted = plan.predicted_step_time
@@ -204,10 +214,7 @@ class Host:
             decision.fallback = "stalled"
             self.metrics.add("fallbacks", "stalled")
             return None
-        decision.plan = dict(zip(wanted.limits, plan.num_scheduled_tokens.tolist(), strict=True))
-        decision.rows = plan.rows if shown is None else shown[plan.rows]
-        decision.tokens = plan.num_scheduled_tokens
-        decision.ours = ours
+        decision.plan, decision.ours = wanted, ours
         if ours is not None:
             return None
         steering = Steering(self.scheduler, wanted)
@@ -231,14 +238,9 @@ class Host:
             self.metrics.add("rejected", by=len(steering.rejected))
             self._retire_finished(now)
 
-    def _slots(self, rows: IntArray, shown: IntArray | None) -> list[int]:
-        """The mirror's slots behind rows of what the policy saw."""
-        slots: list[int] = self.mirror.slot_of_row[rows if shown is None else shown[rows]].tolist()
-        return slots
-
     def _stalls(self, wanted: Chunks, now: float) -> bool:
         """Whether plans have been empty for too long with nothing in flight."""
-        if wanted.limits or wanted.preempted or wanted.rejected or self.ledger.busy:
+        if wanted.ids or wanted.preempted or wanted.rejected or self.ledger.busy:
             self._stalled_since = None
             return False
         if self._stalled_since is None:
@@ -286,7 +288,7 @@ class Host:
                 self.mirror.add(request, now, blocked=True)
         running = self.mirror.slots([request.request_id for request in scheduler.running])
         self.mirror.admitted(self.mirror.row_of_slot[running])
-        every = sorted(self.mirror.slot_of.values())
+        every = np.array(sorted(self.mirror.slot_of.values()), dtype=np.int64)
         self.mirror.refresh(every, self.mirror.row_of_slot[every], outputs=True)
 
     def close(self) -> None:

@@ -17,18 +17,24 @@ from typing import Any
 import numpy as np
 
 from slacktide.core import shape as s
-from slacktide.core.live import INDEX, NUM_COMPUTED, NUM_IN_FLIGHT, NUM_OUTPUT, NUM_PROMPT
-from slacktide.core.types import BoolArray, FloatArray, IntArray, StepResult
+from slacktide.core.live import INDEX, NUM_COMPUTED, NUM_OUTPUT
+from slacktide.core.types import FloatArray, IntArray, StepResult
 from slacktide.vllm import compat, outcome, shadow
 from slacktide.vllm.belief import OnlineBelief
 from slacktide.vllm.estimate import Publisher
+from slacktide.vllm.kernels import note_step
 from slacktide.vllm.metrics import Metrics, snapshot_path
 from slacktide.vllm.mirror import Mirror
 from slacktide.vllm.settings import Settings, state_dir
+from slacktide.vllm.steering import Chunks
 from slacktide.vllm.steplog import Capture, StepLine, StepLog, Writer
 
 PUBLISH_EVERY = 0.1
 """Seconds between two forecasts for the front end; one costs about 50 us."""
+
+METRICS_EVERY = 0.5
+"""Seconds between two files of metrics, far below any scrape interval; one costs about 0.2 ms. Written at the end of a
+step, not in a thread: that would ask for the interpreter's lock at any time and hold up schedule() for it."""
 
 GAP_WEIGHT = 0.1
 """Weight of the newest gap between two finishes: a mean over some ten requests."""
@@ -46,11 +52,8 @@ class Decision:
     seconds: float = 0.0
     fallback: str = ""
     """Why vLLM scheduled alone."""
-    plan: dict[str, int] | None = None
-    """Request id -> tokens our policy wants; None when it was not asked."""
-    rows: IntArray | None = None
-    tokens: IntArray | None = None
-    """The same as `plan`, as rows of the mirror: good only until rows move."""
+    plan: Chunks | None = None
+    """What our policy wants; None when it was not asked."""
     predicted: float | None = None
     """The policy's own prediction of the step's seconds."""
     ours: shadow.Ours | None = None
@@ -83,7 +86,7 @@ class Ledger:
         self.metrics = Metrics()
         self.steps: deque[Step] = deque()
         self.last: StepResult | None = None
-        self._last_end = self._next_publish = self._last_finish = self._finish_gap = 0.0
+        self._last_end = self._next_publish = self._next_metrics = self._last_finish = self._finish_gap = 0.0
         self._last_batch = ""
         config = scheduler.vllm_config
         rank = int(getattr(config.parallel_config, "data_parallel_index", 0) or 0)
@@ -91,7 +94,6 @@ class Ledger:
         directory = state_dir(settings, str(config.instance_id))
         self.writer = Writer()
         self._metrics_path = snapshot_path(directory, rank)
-        self.writer.every_turn(lambda: self.metrics.write(self._metrics_path))
         self._publisher = Publisher(settings.estimate_dir or directory, rank)
         self._step_log = self._capture = None
         if settings.step_log:
@@ -113,34 +115,34 @@ class Ledger:
             preempted = ints[INDEX, mirror.preempted(sorted(output.preempted_req_ids))]
             self.metrics.add("preempted", by=preempted.size)
         scheduled: dict[str, int] = output.num_scheduled_tokens
-        if decision.plan == scheduled and decision.rows is not None and decision.tokens is not None:
-            rows, tokens = decision.rows, decision.tokens
-            slots = mirror.slot_of_row[rows]
+        wanted, ours = decision.plan, decision.ours
+        if wanted is not None and ours is None and wanted.matches(scheduled):
+            slots, tokens, fresh = wanted.slots, wanted.tokens, wanted.admitted
         else:
             slots = np.array([mirror.slot_of[i] for i in scheduled], dtype=np.int64)
-            rows = mirror.row_of_slot[slots]
             tokens = np.fromiter(scheduled.values(), dtype=np.int64, count=len(scheduled))
-            if decision.plan is not None and decision.ours is None:
+            fresh = [mirror.objects[slot] for slot in slots.tolist()]
+            if wanted is not None and ours is None:
                 self.metrics.add("plan_deviations")
-        emitted = ints[NUM_OUTPUT, rows] + ints[NUM_IN_FLIGHT, rows]
-        known = ints[NUM_PROMPT, rows] + emitted
-        due = mirror.table.live.next_deadline[rows] if decision.ours is not None else None
-        mirror.admitted(rows)
-        mirror.refresh(slots.tolist(), rows, outputs=False)
-        contexts = ints[NUM_COMPUTED, rows] - tokens
-        shape = _shape(tokens, contexts, (known - contexts <= 1) & (emitted > 0))
-        predicted = self.belief.predict(shape) if rows.size else 0.0
+        if fresh:  # what they had computed before the step: prefix hits may be other than believed
+            rows = mirror.row_of_slot[[mirror.slot_of[request.request_id] for request in fresh]]
+            ints[NUM_COMPUTED, rows] = [r.num_computed_tokens - scheduled[r.request_id] for r in fresh]
+        due = self._due(slots, tokens) if ours is not None else None
+        shape, indices = write(mirror, slots, tokens)
+        predicted = self.belief.predict(shape) if slots.size else 0.0
         beside = None
-        if decision.ours is not None and due is not None:
-            beside = shadow.compare(
-                self.metrics, decision.plan or {}, decision.ours, scheduled, due[contexts + tokens >= known],
-                decision.start + predicted,
-            )  # fmt: skip
+        if ours is not None and due is not None and wanted is not None:
+            plan = dict(zip(wanted.ids, wanted.tokens.tolist(), strict=True))
+            beside = shadow.compare(self.metrics, plan, ours, scheduled, due, decision.start + predicted)
         running = len(self.scheduler.running)
         counts = (running, mirror.table.n - running, compat.num_free_blocks(self.scheduler))
-        self.steps.append(
-            Step(output, decision, slots, ints[INDEX, rows].copy(), tokens, shape, preempted, predicted, counts, beside)
-        )
+        self.steps.append(Step(output, decision, slots, indices, tokens, shape, preempted, predicted, counts, beside))
+
+    def _due(self, slots: IntArray, tokens: IntArray) -> FloatArray:
+        """When the output tokens of a step are due that is about to be noted."""
+        rows = self.mirror.row_of_slot[slots]
+        found = shadow.yielding(self.mirror, rows, tokens, self.mirror.table.ints[NUM_COMPUTED, rows])
+        return self.mirror.table.live.next_deadline[found]
 
     def mark_preempted(self) -> None:
         """Requests preempted between steps (vLLM resets its prefix cache that way)."""
@@ -158,9 +160,10 @@ class Ledger:
         self._last_end = end
         rows = mirror.row_of_slot[step.slots]
         here = (rows >= 0) & (mirror.table.ints[INDEX, np.maximum(rows, 0)] == step.indices)
-        slots, rows = step.slots[here], rows[here]
-        before = mirror.table.ints[NUM_OUTPUT, rows].copy()
-        mirror.refresh(slots.tolist(), rows, outputs=True)
+        mirror.stale[step.slots[here]] = True
+        slots, rows = mirror.stale_rows()  # those of later steps, too: the next decision then finds nothing to read
+        before = mirror.table.ints[NUM_OUTPUT, rows]
+        mirror.refresh(slots, rows, outputs=True)
         got = mirror.table.ints[NUM_OUTPUT, rows] > before
         outcome.tokens_out(mirror, slots[got], rows[got], before[got], end)
         finished = self.retire_finished(end, rejected)
@@ -237,6 +240,14 @@ class Ledger:
         self.metrics.set("belief_samples", self.belief.num_samples)
         self.metrics.set("targets_invalid", targets.invalid)
         self.metrics.set("targets_clamped", targets.clamped)
+        if monotonic >= self._next_metrics or not n:
+            self._next_metrics = monotonic + METRICS_EVERY
+            self.write_metrics()
+
+    def write_metrics(self) -> None:
+        """Leave the metrics where the front end finds them; a full disk does not end serving."""
+        with contextlib.suppress(OSError):
+            self.metrics.write(self._metrics_path)
 
     def close(self) -> None:
         """Write what is left, take away what the front end reads."""
@@ -247,15 +258,16 @@ class Ledger:
             self._metrics_path.parent.rmdir()
 
 
-def _shape(tokens: IntArray, contexts: IntArray, decodes: BoolArray) -> FloatArray:
-    """`core.shape.batch_shape`, with a short way for the common step of decodes alone."""
-    if not decodes.all() or not tokens.size:
-        return s.batch_shape(tokens, contexts, decodes)
-    shape = np.zeros(s.SHAPE_SIZE)
-    shape[s.NUM_TOKENS] = tokens.sum()
-    shape[s.NUM_SEQUENCES] = shape[s.NUM_DECODES] = tokens.size
-    shape[s.DECODE_CONTEXT], shape[s.DECODE_MAX_CONTEXT] = contexts.sum(), contexts.max()
-    return shape
+def write(mirror: Mirror, slots: IntArray, tokens: IntArray) -> tuple[FloatArray, IntArray]:
+    """Write a scheduled step into the mirror, where NUM_COMPUTED is what each row had before it: (shape, numbers)."""
+    shape, indices = np.zeros(s.SHAPE_SIZE), np.empty(slots.size, dtype=np.int64)
+    before = mirror.next_admission
+    mirror.next_admission = note_step(
+        mirror.table.ints, slots, tokens, mirror.row_of_slot, before, mirror.block_size, mirror.stale, indices, shape
+    )
+    if mirror.blocked and mirror.next_admission > before:
+        mirror.blocked.difference_update(slots.tolist())
+    return shape, indices
 
 
 def _suffixed(path: str, suffix: str) -> str:

@@ -1,7 +1,7 @@
 """Our metrics: counted in the engine's process, left as a small file, exposed by the front end's `/metrics`.
 
 The scheduler lives in the engine's process, `/metrics` in the front end's. vLLM carries no foreign statistics between
-them, so the engine's writer thread replaces one JSON file every half second, and the stat logger (an entry point that
+them, so the engine replaces one JSON file every half second while it has work, and the stat logger (an entry point that
 vLLM loads in the front end) exposes it: as a collector in the ordinary registry, or, with several API servers, as
 gauges of the multiprocess directory. Names and meanings: `FAMILIES`.
 """

@@ -8,7 +8,7 @@ given in the order in which the scheduler got the requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ from slacktide.core.live import (
     TENANT,
     LiveTable,
 )
-from slacktide.core.types import PREEMPTED, RUNNING, WAITING, IntArray, Live
+from slacktide.core.types import PREEMPTED, RUNNING, WAITING, BoolArray, IntArray, Live
 from slacktide.vllm.targets import Targets
 
 
@@ -63,9 +63,12 @@ class Mirror:
         """Slots of waiting requests that vLLM may not be able to admit yet (see compat.is_ready)."""
         self.missed: IntArray = np.zeros(1024, dtype=np.int64)
         """By slot: which targets the request has missed so far (bits of outcome.MISSED_TTFT, MISSED_TBT)."""
+        self.stale: BoolArray = np.zeros(1024, dtype=bool)
+        """By slot: scheduled since vLLM's numbers were read last."""
         self._free: list[int] = []
         self._next_index = 0
-        self._next_admission = 0
+        self.next_admission = 0
+        """Number of the next admission: ADMISSION_ORDER."""
 
     def __len__(self) -> int:
         return self.table.n
@@ -79,6 +82,7 @@ class Mirror:
         self.blocked.clear()
         self._free.clear()
         self.row_of_slot[:] = self.slot_of_row[:] = -1
+        self.stale[:] = False
 
     # ---- coming and going ----------------------------------------------------------------------------------------
 
@@ -117,7 +121,8 @@ class Mirror:
         if slot >= self.row_of_slot.size:
             self.row_of_slot = _grown(self.row_of_slot, 2 * slot)
             self.missed = _grown(self.missed, 2 * slot)
-        self.missed[slot] = 0
+            self.stale = np.concatenate([self.stale, np.zeros(2 * slot - self.stale.size, dtype=bool)])
+        self.missed[slot], self.stale[slot] = 0, False
         at = int(np.searchsorted(table.floats[ARRIVAL, :n], arrival, side="right"))
         self.slot_of_row[n] = slot
         if at < n:
@@ -143,6 +148,7 @@ class Mirror:
         self.slot_of_row[:left] = self.slot_of_row[: self.table.n][keep]
         self.table.retire(rows)
         self.row_of_slot[slots] = -1
+        self.stale[slots] = False
         for slot in slots:
             self.objects[slot] = None
             self.blocked.discard(slot)
@@ -162,11 +168,9 @@ class Mirror:
         fresh = rows[ints[STATUS, rows] != RUNNING]
         if fresh.size:
             ints[STATUS, fresh] = RUNNING
-            ints[ADMISSION_ORDER, fresh] = np.arange(self._next_admission, self._next_admission + fresh.size)
+            ints[ADMISSION_ORDER, fresh] = np.arange(self.next_admission, self.next_admission + fresh.size)
             ints[NUM_CACHED, fresh] = ints[NUM_CACHED_FREE, fresh] = 0
-            self._next_admission += int(fresh.size)
-            if self.blocked:
-                self.blocked.difference_update(self.slot_of_row[fresh].tolist())
+            self.next_admission += int(fresh.size)
 
     def preempted(self, request_ids: Iterable[str]) -> IntArray:
         """Mark requests that lost their KV: they wait again. Returns their rows."""
@@ -179,10 +183,22 @@ class Mirror:
         self.blocked.update(slots)  # tokens in flight must be delivered before it may resume
         return rows
 
-    def refresh(self, slots: Sequence[int] | IntArray, rows: IntArray, *, outputs: bool) -> None:
+    def stale_rows(self) -> tuple[IntArray, IntArray]:
+        """Slots and rows scheduled since vLLM's numbers were read last."""
+        slots = np.flatnonzero(self.stale)
+        return slots, self.row_of_slot[slots]
+
+    def catch_up(self) -> None:
+        """Read what is stale yet, as before the output of any step came (pipeline parallel)."""
+        slots, rows = self.stale_rows()
+        if slots.size:
+            self.refresh(slots, rows, outputs=False)
+
+    def refresh(self, slots: IntArray, rows: IntArray, *, outputs: bool) -> None:
         """Read from vLLM's objects what a step changed: computed tokens, blocks, placeholders; `outputs`: those too."""
-        ints, objects = self.table.ints, self.objects
-        requests = [objects[slot] for slot in slots]
+        ints = self.table.ints
+        self.stale[slots] = False
+        requests = list(map(self.objects.__getitem__, slots.tolist()))
         ints[NUM_COMPUTED, rows] = [r.num_computed_tokens for r in requests]
         ints[NUM_IN_FLIGHT, rows] = [r.num_output_placeholders for r in requests]
         if outputs:

@@ -16,28 +16,39 @@ run, and puts back what it moved. The levers, all of them in `compat.py`:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from slacktide.core.types import RUNNING, IntArray, Limits, Live, Plan
 from slacktide.vllm import compat
+from slacktide.vllm.kernels import LEFT, MOST, RUNS, SLOT, SPECIAL, read_plan
 from slacktide.vllm.mirror import Mirror
 
-NO_LIMIT = 1 << 62
-"""Chunk of a row that gets all it needs: vLLM may then add speculative tokens, which no plan counts."""
+_NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
 
 
 class PlanError(ValueError):
     """A plan that no engine could run."""
 
 
+FEW = 32
+"""Exceptions told to vLLM one by one; from there on naming every served row costs less than it saves."""
+
+
 class Chunks(NamedTuple):
     """A plan in vLLM's terms."""
 
-    limits: dict[str, int]
-    """Request id -> most tokens of this step, in service order; an id that is not here gets none."""
+    ids: list[str]
+    """Requests to serve, in order."""
+    slots: IntArray
+    """Their slots in the mirror."""
+    tokens: IntArray
+    """Their tokens."""
+    most: IntArray
+    """Most tokens that vLLM may give each: NO_LIMIT for one that gets all it needs."""
+    limits: dict[str, int] | None
+    """Request id -> most tokens, of the requests that vLLM would give more, or none. None: of all that get any."""
     running: list[Any] | None
     """Running requests to serve, in order; None when that is the order of vLLM's running list."""
     admitted: list[Any]
@@ -45,6 +56,15 @@ class Chunks(NamedTuple):
     preempted: list[Any]
     rejected: list[Any]
     token_cap: int | None
+
+    def matches(self, scheduled: dict[str, int]) -> bool:
+        """Whether vLLM scheduled exactly these tokens."""
+        if len(scheduled) != len(self.ids):
+            return False
+        tokens = self.tokens.tolist()
+        if [*scheduled.values()] == tokens and [*scheduled] == self.ids:  # nearly always in the plan's own order
+            return True
+        return dict(zip(self.ids, tokens, strict=True)) == scheduled
 
 
 def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
@@ -88,28 +108,62 @@ def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
 
 
 def chunks(
-    plan: Plan, live: Live, slots: Callable[[IntArray], list[int]], mirror: Mirror, *, speculative: bool
+    plan: Plan, live: Live, limits: Limits, shown: IntArray | None, mirror: Mirror, *, speculative: bool
 ) -> Chunks:
-    """The plan in vLLM's terms. `slots` gives the mirror's slots behind rows of `live`."""
-    rows, tokens = plan.rows, plan.num_scheduled_tokens
-    runs = live.status[rows] == RUNNING
-    # A waiting row's hits may be fewer than believed: only with speculation, whose padding must stay whole, is it free.
-    needed = live.num_tokens_needed[rows]
-    if not runs.all():
-        needed = np.where(runs, needed, needed - live.num_cached_tokens[rows] if speculative else NO_LIMIT)
-    found, objects = slots(rows), mirror.objects
-    most = np.where(tokens >= needed, NO_LIMIT, tokens).tolist()
-    order = live.admission_order[rows[runs]]
-    in_order = bool(np.all(order[1:] > order[:-1]))
-    flags = runs.tolist() if len(order) < len(found) or not in_order else []
+    """The plan in vLLM's terms. `shown`: the mirror's row behind each row of `live`. Raises PlanError."""
+    n, rows, tokens = live.index.size, _plain(plan.rows), _plain(plan.num_scheduled_tokens)
+    preempted, rejected = _plain(plan.preempted), _plain(plan.rejected)
+    relegated: Any = plan.relegated  # a policy of the user's may put anything into its plan
+    odd = rows is None or tokens is None or preempted is None or rejected is None
+    if odd or not isinstance(relegated, np.ndarray) or relegated.size or plan.token_cap is not None:
+        check_plan(plan, live, limits)
+    if rows is None or tokens is None or preempted is None or rejected is None:
+        raise PlanError("expected arrays of int64")
+    out = np.empty((5, n), dtype=np.int64)
+    good, served, special, left, in_order = read_plan(
+        live.columns[0], n, rows, tokens, preempted, rejected, _NO_ROWS if shown is None else shown,
+        mirror.slot_of_row, limits.max_num_batched_tokens, limits.max_num_seqs, speculative, out,
+    )  # fmt: skip
+    if not good:
+        check_plan(plan, live, limits)  # tells what is wrong
+        raise PlanError("the plan's rows or tokens are out of range")
+    size, objects, ids = rows.size, mirror.objects, mirror.ids
+    found = out[SLOT, :size].tolist()
+    named = [ids[slot] for slot in found]
+    exceptions: dict[str, int] | None = None
+    if left + special <= FEW:
+        exceptions = {named[i]: int(out[MOST, i]) for i in out[SPECIAL, :special].tolist()}
+        for slot in out[LEFT, :left].tolist():
+            exceptions[ids[slot]] = 0
+    running, admitted = None, []
+    if served < size:
+        admitted = [objects[found[i]] for i in out[SPECIAL, :special].tolist() if not out[RUNS, i]]
+    if not in_order:
+        running = [objects[found[i]] for i in np.flatnonzero(out[RUNS, :size]).tolist()]
     return Chunks(
-        dict(zip(map(mirror.ids.__getitem__, found), most, strict=True)),
-        None if in_order else [objects[slot] for slot, run in zip(found, flags, strict=True) if run],
-        [objects[slot] for slot, run in zip(found, flags, strict=True) if not run] if len(order) < len(found) else [],
-        [objects[slot] for slot in slots(plan.preempted)] if plan.preempted.size else [],
-        [objects[slot] for slot in slots(plan.rejected)] if plan.rejected.size else [],
+        named, out[SLOT, :size], tokens, out[MOST, :size], exceptions, running, admitted,
+        _objects(preempted, shown, mirror), _objects(rejected, shown, mirror),
         None if plan.token_cap is None else int(plan.token_cap),
-    )
+    )  # fmt: skip
+
+
+def _plain(column: IntArray) -> IntArray | None:
+    """The column as compiled code takes it; None for one that is no one-dimensional array of whole numbers."""
+    if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
+        return None
+    if not column.size:
+        return _NO_ROWS
+    if column.dtype == np.int64 and column.flags.carray:
+        return column
+    return np.array(column, dtype=np.int64)
+
+
+def _objects(rows: IntArray, shown: IntArray | None, mirror: Mirror) -> list[Any]:
+    """vLLM's requests behind rows of what the policy saw."""
+    if not rows.size:
+        return []
+    slots: list[int] = mirror.slot_of_row[rows if shown is None else shown[rows]].tolist()
+    return [mirror.objects[slot] for slot in slots]
 
 
 class Steering:
@@ -142,16 +196,29 @@ class Steering:
         lever = compat.admission_lever(scheduler)
         taken = len(scheduler.running) + scheduler.num_waiting_for_streaming_input
         self._set(lever, min(getattr(scheduler, lever), taken + len(plan.admitted)))
-        limits, inherited = plan.limits, scheduler._reserve_prefill_lookahead
+        if plan.limits is None or plan.limits or plan.admitted:
+            scheduler._reserve_prefill_lookahead = self._lever()  # shadows the method for this call
+
+    def _lever(self) -> compat.Lever:
+        """What vLLM asks for every row, running or waiting: how many of the tokens it thinks of."""
+        scheduler, plan = self._scheduler, self._plan
+        inherited = scheduler._reserve_prefill_lookahead
         plain = not getattr(scheduler, "num_prefill_lookahead", 0)  # then vLLM's own answer is n itself
+        limits, free = plan.limits, None
+        if limits is None:
+            limits = dict(zip(plan.ids, plan.most.tolist(), strict=True))
+        elif scheduler.running:
+            free = scheduler.running[0].status  # of a row without a limit: it runs
 
         def most(request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-            limit = limits.get(request.request_id, 0)
             if not plain:
                 num_new_tokens = inherited(request, num_computed_tokens, num_new_tokens)
+            limit = limits.get(request.request_id)
+            if limit is None:
+                return num_new_tokens if request.status is free else 0
             return limit if limit < num_new_tokens else num_new_tokens
 
-        scheduler._reserve_prefill_lookahead = most  # shadows the method for this call
+        return most
 
     def _set(self, name: str, value: Any) -> None:
         self._fields.append((name, getattr(self._scheduler, name)))
