@@ -125,4 +125,4 @@ def fill(readme: Path, lines: list[str]) -> None:
     if not mark:
         raise SystemExit(f"{readme}: no <!-- real --> mark")
     _, end, after = rest.partition("<!-- /real -->")
-    readme.write_text("\n".join([before + mark, *lines, end + after.lstrip("\n") if after.strip() else end]) + "\n")
+    readme.write_text("\n".join([before + mark, *lines, end + after]))
