@@ -14,6 +14,7 @@ from slacktide.errors import InputError
 from slacktide.metrics.log import CUT_OFF, RunLog
 from slacktide.metrics.slo import judge
 from slacktide.search.scenario import Scenario, build_policy, prepare
+from slacktide.search.truth import as_clients_see, at_the_engine
 from slacktide.sim.engine import simulate
 
 NEEDS_SLO = "goodput needs an SLO, for example --slo ttft:500,tbt:50"
@@ -48,16 +49,18 @@ def evaluate(task: Task) -> Evaluation:
 
     def hopeless(log: RunLog) -> bool:
         nonlocal bound
+        log = as_clients_see(log, setup.workload, setup.profile)
         bound = (n - int(certainly_missed(log, scenario.slo_mode, scenario.late_tolerance).sum())) / n
         return bound < target
 
     result = simulate(
-        setup.workload, build_policy(spec, scenario.engine), setup.profile.latency, setup.config, belief=setup.belief,
+        at_the_engine(setup.workload, setup.profile), build_policy(spec, scenario.engine), setup.profile.latency, setup.config, belief=setup.belief,
         max_concurrency=scenario.max_concurrency, stop=hopeless if task.early_stop else None,
     )  # fmt: skip
     attainment: float | None = bound
     if not result.stopped:
-        attainment = judge(result.log, scenario.slo_mode, scenario.late_tolerance).attainment()
+        log = as_clients_see(result.log, setup.workload, setup.profile)
+        attainment = judge(log, scenario.slo_mode, scenario.late_tolerance).attainment()
     if attainment is None:
         raise InputError(f"{setup.workload.name}: no request can be judged: {NEEDS_SLO}")
     return Evaluation(float(scenario.rate or math.nan), attainment, result.stopped, perf_counter() - began)

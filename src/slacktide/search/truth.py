@@ -110,4 +110,6 @@ def as_clients_see(log: RunLog, workload: Workload, profile: Profile) -> RunLog:
     """The log of such a run with arrivals at the moment of sending."""
     if not profile.frontend or workload.closed is not None:
         return log
+    if log.n != len(workload):  # a run that was stopped knows only those who came
+        return replace(log, arrival_time=np.maximum(log.arrival_time - profile.frontend, 0.0))
     return replace(log, arrival_time=workload.arrival_time)
