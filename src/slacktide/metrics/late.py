@@ -239,6 +239,8 @@ def why_late(log: RunLog, request: int, decisions: Decisions | None = None, late
         parts, until = parts_of(log, request, decisions, when), f" up to token {token}"
         what = f"{seconds_text(float(found.late[request]))} late"
         assert when >= arrival
+    if not parts.total:
+        return f"{what} at once"
     largest = parts.main(float(found.late[request]) if until else 0.0)
     name = "mixed steps" if largest == "mixed" else largest
     share = f"{seconds_text(parts.seconds[largest])} of {seconds_text(parts.total)}"

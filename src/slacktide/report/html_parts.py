@@ -105,16 +105,26 @@ def charts_grid(charts: Iterable[Chart], *, with_lines: bool = False) -> str:
 
 
 def settings_of(runs: Sequence[Run]) -> str:
-    """The command, and all that decided the outcome."""
+    """The command, and all that decided the outcome: what the runs share, then what differs."""
     commands = list(dict.fromkeys(str(run.record["command"]) for run in runs if run.record.get("command")))
     out = "".join(command_block(text) for text in commands)
-    hidden = {"summary", "label", "notes", "command", "evaluations", "seeds", "varied", "policy_label", "error"}
-    keys = list(dict.fromkeys(key for run in runs for key in run.record if key not in hidden))
-    shown = [key for key in keys if any(flat(run.record.get(key)) for run in runs)]
-    rows = [[key, *(flat(run.record.get(key)) for run in runs[:MAX_DRAWN])] for key in shown]
-    return (
-        out + f'<div class="settings">{plain_table(["setting", *(run.name for run in runs[:MAX_DRAWN])], rows)}</div>'
-    )
+    drawn = runs[:MAX_DRAWN]
+    keys = list(dict.fromkeys(key for run in drawn for key in run.record if key not in _NO_SETTINGS))
+    texts = {key: [flat(run.record.get(key)) for run in drawn] for key in keys}
+    shared = [[key, of[0]] for key, of in texts.items() if len(set(of)) == 1 and of[0]]
+    own = [key for key, of in texts.items() if len(set(of)) > 1 and key != "policy"]
+    tables = plain_table(["setting", "value"], shared)
+    if own:
+        rows = [[run.name, *(texts[key][i] for key in own)] for i, run in enumerate(drawn)]
+        tables += plain_table(["run", *own], rows)
+    return f'{out}<div class="settings">{tables}</div>'
+
+
+_NO_SETTINGS = {
+    "summary", "label", "notes", "command", "evaluations", "seeds", "varied", "policy_label", "error", "stopped",
+    "rate_low", "rate_high", "confidence", "wall_time",
+}  # fmt: skip
+"""Parts of a record that are outcomes, or told elsewhere."""
 
 
 def command_block(text: str) -> str:
