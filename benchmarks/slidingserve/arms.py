@@ -41,7 +41,7 @@ def rungs(profile: str) -> dict[str, str]:
     """
     names = ("sarathi-edf", "sliding, no guard", "sliding", "paper", "paper, clamped")
     edf, bare, guarded, paper, clamped = (setting(arm, "mixed-v1", profile) for arm in names)
-    if not bare:
+    if not bare or not guarded:
         return {}
     found = {"sarathi-edf": edf}
     for half, whole in (("no guard", bare), ("guard", guarded)):
@@ -53,9 +53,10 @@ def rungs(profile: str) -> dict[str, str]:
             f"{half}: + constructor = sliding": whole,
             f"{half}: sliding without window": f"{whole},chunker=greedy",
         }
-    return found | {
+    found |= {
         "guard: sliding, dual window": f"{guarded},chunker=dual",
         "guard: sliding, relegation": f"{guarded},relegation=true",
         "paper": paper,
         "paper, clamped": clamped,
     }
+    return {rung: policy for rung, policy in found.items() if policy}  # an arm may not be tuned yet

@@ -87,7 +87,7 @@ def transient(seeds: Iterable[int]) -> None:
     """Rates that switch every two minutes for twenty: violations over time, at the paper's 1.0 and 2.5 req/s."""
     log, low, high = Log("transient"), 1.0, 2.5
     for seed in seeds:
-        for text in [setting(arm, "mixed-v1", LLAMA) for arm in ARMS]:
+        for text in filter(None, [setting(arm, "mixed-v1", LLAMA) for arm in ARMS]):
 
             def work(text: str = text, seed: int = seed) -> dict[str, Any]:
                 rng = np.random.default_rng(seed)
@@ -115,7 +115,7 @@ def curves(seeds: Iterable[int]) -> None:
     """Share of violations against the request rate."""
     for data, rates in (("mixed-v1", (1, 2, 3, 4, 5, 6)), ("arxiv-v1", (0.4, 0.7, 1.0, 1.3, 1.6, 2.0))):
         for rate in rates:
-            texts = [setting(arm, data, LLAMA) for arm in ARMS]
+            texts = filter(None, [setting(arm, data, LLAMA) for arm in ARMS])
             attainment(Log("curves"), "curve", texts, data, LLAMA, rate, seeds)
 
 
