@@ -68,7 +68,11 @@ def test_example_of_a_verb_is_accepted(verb):
     check(command)
 
 
-@pytest.mark.parametrize("verb", ["policies", "profiles", "traces", "doctor"])
+QUICK = ["cite", "compare", "completion", "doctor", "policies", "profiles", "simulate", "traces"]
+"""Verbs whose examples need no file, no server and no more than some seconds."""
+
+
+@pytest.mark.parametrize("verb", QUICK)
 def test_example_of_a_quick_verb_works(verb, capsys):
     assert main(shlex.split(example(verb))[1:]) == 0
     assert capsys.readouterr().out
