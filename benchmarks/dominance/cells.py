@@ -26,8 +26,8 @@ from slacktide.workload.requests import Workload
 
 HERE = Path(__file__).parent
 MIXED = HERE / "data" / "mixed.csv"
-MIXED_ROWS = 2400
-"""Four slices of 500 requests, and room for those that a small GPU can never hold."""
+MIXED_ROWS = 6400
+"""Four slices of 1,500 requests, and room for those that a small GPU can never hold."""
 
 PROFILES: dict[str, tuple[str, float | None]] = {
     "rtx-pro-6000": ("rtx-pro-6000/llama-3-8b", None),
@@ -43,6 +43,8 @@ PROFILES: dict[str, tuple[str, float | None]] = {
 order gives `mooncake`, whose prompts have 12,000 tokens, the four GPUs whose memory holds several of them."""
 SLOW = ("rtx-4090", "l40s", "2x-rtx-3090")
 """GPUs with half of the others' memory bandwidth or less: their fixed and gap targets are twice as long."""
+SPEED = {"h100-1.0": 3, "h100-1.15": 3, "h100-1.3": 3, "rtx-pro-6000": 2, "a100": 2}
+"""Times as many requests on faster GPUs, where outputs are long: a run should last several times a request's life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +54,28 @@ class Load:
     trace: str
     times: str
     requests: int
+    """On a slow GPU."""
     ttft: float
     """The tight TTFT in ms; the loose one is twice as long."""
     tbt: float = 50.0
     proportional: str = "ttft:5x,tbt:40"
+    scaled: bool = True
+    """More requests on faster GPUs (`SPEED`)."""
     second: str | None = None
     """Trace of the second half of the requests, where the distribution shifts."""
 
 
 LOADS: dict[str, Load] = {
     "conv": Load("azure-conv", "own", 500, 1000),
-    "code": Load("azure-code", "own", 500, 1000),
+    "code": Load("azure-code", "own", 500, 1000, scaled=False),
     "conv-poisson": Load("azure-conv", "poisson", 500, 1000),
-    "code-poisson": Load("azure-code", "poisson", 500, 1000),
+    "code-poisson": Load("azure-code", "poisson", 500, 1000, scaled=False),
     "sharegpt": Load("sharegpt", "poisson", 500, 2000),
-    "arxiv": Load("arxiv", "poisson", 500, 2000, proportional="ttft:10x,tbt:80"),
+    "arxiv": Load("arxiv", "poisson", 500, 2000, proportional="ttft:10x,tbt:80", scaled=False),
     "mixed": Load(str(MIXED), "poisson", 500, 1000,
                   proportional="dialogue=ttft:5x,tbt:40;summarisation=ttft:10x,tbt:80"),
     "bwb": Load("bwb", "poisson", 300, 1000),
-    "mooncake": Load("mooncake-conversation", "own", 300, 10_000, proportional="ttft:10x,tbt:80"),
+    "mooncake": Load("mooncake-conversation", "own", 300, 10_000, proportional="ttft:10x,tbt:80", scaled=False),
 }  # fmt: skip
 """The nine loads of the table. Proportional targets are SlidingServe's: 5 or 10 times the isolated prefill."""
 VARYING: dict[str, Load] = {
@@ -117,6 +122,12 @@ class Cell:
         ttft = load.ttft * times * (1 if self.form == "tight" else 2)
         tbt = load.tbt * times * (1 if self.form == "tight" else 2)
         return f"ttft:{ttft:g},tbt:{tbt:g}"
+
+
+def requests_of(cell: Cell) -> int:
+    """Requests of a run."""
+    load = load_of(cell)
+    return load.requests * (SPEED.get(cell.profile, 1) if load.scaled else 1)
 
 
 def load_of(cell: Cell) -> Load:
@@ -196,7 +207,7 @@ def task(cell: Cell, seed: int) -> Task:
     setup, parts = None, []
     for trace in halves:
         setup = _whole(trace, load.times == "own", profile, factor, cell.slo)
-        parts.append(_slice(setup.workload, seed, load.requests // len(halves), load.times == "own"))
+        parts.append(_slice(setup.workload, seed, requests_of(cell) // len(halves), load.times == "own"))
     assert setup is not None
     workload = parts[0]
     if len(parts) == 2:
@@ -263,6 +274,7 @@ def settings(cell: Cell) -> Iterator[str]:
     yield cell.name
     if cell.load in LOADS or cell.load in VARYING:  # else lengths alone
         yield cell.slo
+        yield f"{requests_of(cell)} requests"
         yield repr(load_of(cell)).replace(str(HERE), "")
 
 

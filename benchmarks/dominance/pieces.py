@@ -48,7 +48,7 @@ class Piece:
     def key(self) -> str:
         """Names the piece and digests what decides its figures: settings, grid, and the challenger's source."""
         given = [item for item in self.given if item[0] != "start"]  # where a search begins does not decide its answer
-        grid = variants(self.family) if self.family != "bound" else ()
+        grid = variants(self.family, self.cell.mode) if self.family != "bound" else ()
         decides = [*settings(self.cell), *grid, version(self.family), repr(given), f"{TARGET}"]
         digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()[:10]
         return f"{self.kind}|{self.cell.name}|{self.family}|{digest}"
@@ -164,7 +164,7 @@ def goodput(piece: Piece) -> dict[str, Any]:
     Tuning: the first variant is searched; each other one must meet the target one step above the best so far, and is
     searched on from there. Its answer is the best variant of the grid, in about one run for each that is not.
     """
-    cell, texts = piece.cell, variants(piece.family)
+    cell, texts = piece.cell, variants(piece.family, piece.cell.mode)
     best, found, runs = texts[0], None, 0
     start = dict(piece.given).get("start")
     if len(texts) > 1:
@@ -200,7 +200,7 @@ def judged(cell: Cell, text: str, hint: int | None, seeds: tuple[int, ...] = TES
 
 def biased(piece: Piece) -> dict[str, Any]:
     """Goodput on the first test seed with a belief that is off; no tuning: nobody knows that it is."""
-    text = variants(piece.family)[0]
+    text = variants(piece.family, piece.cell.mode)[0]
     rates, runs = judged(piece.cell, text, dict(piece.given).get("start"), TEST[:1])
     return {"variant": text, "rates": rates, "runs": runs}
 
@@ -234,7 +234,7 @@ def throughput(piece: Piece) -> dict[str, Any]:
 
 
 def bound(piece: Piece) -> dict[str, Any]:
-    """What no policy can pass on the test seeds, and the clairvoyant reference."""
+    """What no policy can pass on the test seeds, and what none can sustain."""
     from slacktide.search.bounds import capacity_bound
 
     rows = [capacity_bound(of.workload, of.setup, mode=piece.cell.mode, target=TARGET)

@@ -36,9 +36,11 @@ THROUGHPUT = ("vllm-v1", "eb-plus")
 """The better of these two is what `tide` is measured by where there is no SLO: mixed and exclusive batching."""
 
 
-def variants(family: str) -> tuple[str, ...]:
-    """The texts of a family, as on the command line."""
-    return (TIDE,) if family == TIDE else FAMILIES[family]
+def variants(family: str, mode: str = "deadline") -> tuple[str, ...]:
+    """The texts of a family, as on the command line. `tide` is told how later tokens are judged; it has no grid."""
+    if family == TIDE:
+        return (TIDE if mode == "deadline" else f"{TIDE}:slo_mode={mode}",)
+    return FAMILIES[family]
 
 
 def version(family: str) -> str:

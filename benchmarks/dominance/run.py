@@ -17,7 +17,7 @@ from typing import Any
 
 from cells import Cell, biased, fraction, full, varying
 from pieces import THROUGHPUT_LOADS, THROUGHPUT_PROFILES, Piece, run, step_of
-from policies import BIASED, FAMILIES, THROUGHPUT, TIDE
+from policies import BIASED, FAMILIES, THROUGHPUT, TIDE, variants
 from report import render
 
 from slacktide.core.policy import names
@@ -68,7 +68,7 @@ def overloads(cells: list[Cell], families: tuple[str, ...]) -> Iterator[Piece]:
         if len(rows) < len(FAMILIES) or rate == 0:
             continue
         for family in families:
-            variant = TIDE if family == TIDE else rows[family]["variant"]
+            variant = variants(TIDE, cell.mode)[0] if family == TIDE else rows[family]["variant"]
             yield Piece("overload", cell, family, (("rate", rate), ("variant", variant)))
 
 
