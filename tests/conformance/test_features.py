@@ -24,6 +24,7 @@ from vllm.lora.request import LoRARequest  # noqa: E402
 from vllm.sampling_params import StructuredOutputsParams  # noqa: E402
 from vllm.v1.core.sched.interface import PauseState  # noqa: E402
 from vllm.v1.request import RequestStatus  # noqa: E402
+from vllm.v1.structured_output.backend_types import StructuredOutputGrammar  # noqa: E402
 from vllm.v1.structured_output.request import StructuredOutputRequest  # noqa: E402
 
 from slacktide.core.policy import names  # noqa: E402
@@ -143,7 +144,7 @@ def test_rows_left_out_do_not_let_more_adapters_in(directory, is_async, max_lora
 # ---- structured output -----------------------------------------------------------------------------------------------
 
 
-class Grammar:
+class Grammar(StructuredOutputGrammar):
     """Accepts everything."""
 
     num_processed_tokens = 0
@@ -151,8 +152,20 @@ class Grammar:
     def accept_tokens(self, request_id, tokens):
         return True
 
+    def validate_tokens(self, tokens):
+        return tokens
+
+    def rollback(self, num_tokens):
+        pass
+
+    def fill_bitmask(self, bitmask, batch_index):
+        pass
+
     def is_terminated(self):
         return False
+
+    def reset(self):
+        pass
 
 
 def grammatical(number: int, grammar: Any, **sizes: int) -> Any:
