@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 
 __all__ = [  # noqa: RUF022 - sorted as text, as everywhere here
     "Advice", "Comparison", "Goodput", "InputError", "Plan", "Profile", "Run", "SLO", "Scenario", "StepResult",
-    "StepView", "Sweep", "Trace", "__version__", "advise", "cite", "compare", "goodput", "load_profile", "policies",
-    "profiles", "read_trace", "register", "results", "simulate", "slo_presets", "sweep", "traces",
+    "StepView", "Sweep", "Trace", "__version__", "advise", "bound", "cite", "compare", "goodput", "load_profile",
+    "policies", "profiles", "read_trace", "register", "results", "simulate", "slo_presets", "sweep", "traces",
 ]  # fmt: skip
 
 _HOME = dict.fromkeys(__all__, "slacktide.api")

@@ -7,6 +7,7 @@ from slacktide.api import Scenario as Scenario
 from slacktide.api import Sweep as Sweep
 from slacktide.api import Trace as Trace
 from slacktide.api import advise as advise
+from slacktide.api import bound as bound
 from slacktide.api import cite as cite
 from slacktide.api import compare as compare
 from slacktide.api import goodput as goodput

@@ -152,6 +152,13 @@ def test_a_rate_without_limit_is_shown_as_such():
     Page(found._repr_html_())
 
 
+def test_no_goodput_passes_the_bound():
+    case = CASE | {"slo": "ttft:300,tbt:15", "num_prompts": 150}
+    limit = slacktide.bound(**case)
+    found = slacktide.goodput("vllm-v1", seeds=1, resolution=0.3, **case)
+    assert limit["bound"] is None or found.rates["vllm-v1"] <= limit["bound"]
+
+
 def test_sweep():
     found = slacktide.sweep("vllm-v1,sarathi", {"rate": [10, 20], "sarathi.chunk_size": [256, 512]},
                             num_prompts=40, **CASE)  # fmt: skip

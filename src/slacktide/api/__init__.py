@@ -32,9 +32,9 @@ from slacktide.workload.slos import SLOPreset, list_slo_presets
 from slacktide.workload.traces import Trace, list_traces, read_trace
 
 __all__ = [
-    "Advice", "Comparison", "Goodput", "Load", "Profile", "Run", "Scenario", "Sweep", "Trace", "advise", "cite",
-    "compare", "goodput", "load_profile", "policies", "profiles", "read_trace", "results", "simulate", "slo_presets",
-    "sweep", "traces",
+    "Advice", "Comparison", "Goodput", "Load", "Profile", "Run", "Scenario", "Sweep", "Trace", "advise", "bound",
+    "cite", "compare", "goodput", "load_profile", "policies", "profiles", "read_trace", "results", "simulate",
+    "slo_presets", "sweep", "traces",
 ]  # fmt: skip
 
 Policies = str | type | Sequence[str | type]
@@ -147,6 +147,18 @@ def sweep(
     specs, scenario = _specs(policies), _scenario(trace, profile, slo, load)
     texts = [f"{name}={'|'.join(_text(value) for value in values)}" for name, values in vary.items()]
     return Sweep(run_grid(grid(scenario, specs, parse_vary(texts, specs)), jobs=jobs))
+
+
+def bound(
+    *, trace: str | Path, profile: str | Path, slo: str, target: float = 0.99, **load: Unpack[Load]
+) -> dict[str, Any]:
+    """Rates that no scheduler can pass at this SLO, as in bound.json: `bound` for this trace, `sustained` for ever.
+
+    None: not limited by the rate. Raises InputError.
+    """
+    from slacktide.search.bounds import bound_of_scenario
+
+    return bound_of_scenario(_scenario(trace, profile, slo, load), target=target)
 
 
 def advise(*, trace: str | Path, profile: str | Path, slo: str | None = None, **load: Unpack[Load]) -> Advice:
