@@ -17,11 +17,11 @@ from slacktide.report.labels import place
 from slacktide.report.searches import falling
 
 
-@given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9))
+@given(st.floats(-1e6, 1e6), st.floats(1e-2, 1e9))
 def test_linear_ticks_are_few_and_inside(low: float, width: float) -> None:
     high = low + width
     ticks = linear_ticks(low, high)
-    assert 1 <= len(ticks) <= 8 or width < abs(low) * 1e-12
+    assert 1 <= len(ticks) <= 8
     assert all(low - width * 1e-6 <= tick <= high + width * 1e-6 for tick in ticks)
 
 

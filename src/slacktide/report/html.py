@@ -148,7 +148,7 @@ def _runs_sections(source: Source) -> list[Section]:
     for j, (_, run, log) in enumerate(drawn[:MAX_ENGINES]):
         charts = curves.step_charts(f"run{j}", log)
         content = charts_grid(charts) + worst_table(run, verdicts[j], lates[j])
-        heading = f"{run.name}: engine over time, and its latest requests"
+        heading = f"{run.name}: {'engine over time, and ' if charts else ''}its latest requests"
         sections[-1] = (sections[-1][0], sections[-1][1] + _fold(heading, content, run is best))
     if len(drawn) > MAX_ENGINES:
         more = f"<p>Engines of the first {MAX_ENGINES} runs; for another, make a report of its own directory.</p>"
@@ -192,10 +192,9 @@ def _intervals(runs: Sequence[Run], logs: Sequence[Any], verdicts: Sequence[Verd
         )
     if not rows:
         return ""
-    note = (
-        "In brackets: 95 % interval by means of 20 batches of consecutive arrivals; other traffic may differ by more."
-    )
-    return f'<div class="bars"><h3>Requests that met their SLO</h3>{rows}<p>{note}</p></div>'
+    note = "In brackets: 95 % interval by means of 20 batches of consecutive arrivals; other traffic may differ more."
+    told = f"<p>{note}</p>" if "<u " in rows else ""
+    return f'<div class="bars"><h3>Requests that met their SLO</h3>{rows}{told}</div>'
 
 
 _GROUP = (

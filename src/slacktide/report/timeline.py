@@ -45,8 +45,9 @@ def timeline(
 ) -> tuple[dict[str, Any], str]:
     """The trace object of a run, and one line that says what it shows.
 
-    window: seconds on the run's clock to show; None: from the start, as many steps as MAX_STEPS. Requests that live in
-    it, at most MAX_REQUESTS, the first to arrive. Raises InputError for an empty window, or one that shows nothing.
+    window: seconds on the run's clock to show; None: from the start, up to MAX_STEPS steps and MAX_REQUESTS arrivals.
+    Requests that live in it, at most MAX_REQUESTS, the first to arrive. Raises InputError for an empty window, or one
+    that shows nothing.
     """
     low, high = _window(log, window)
     steps = np.flatnonzero((log.step_end > low) & (log.start < high))
@@ -84,11 +85,12 @@ def _window(log: RunLog, window: tuple[float, float] | None) -> tuple[float, flo
         if not window[0] < window[1]:
             raise InputError(f"--window {window[0]:g}:{window[1]:g}: expected FROM before TO, in seconds")
         return window
+    ends = [log.end_of_run + 1e-6]  # what ends last is inside
     if log.num_steps > MAX_STEPS:
-        return log.start_time, float(log.start[MAX_STEPS])
+        ends.append(float(log.start[MAX_STEPS]))
     if log.n > MAX_REQUESTS:
-        return log.start_time, max(float(np.sort(log.arrival_time)[MAX_REQUESTS]), log.start_time + 1e-6)
-    return log.start_time, log.end_of_run + 1e-6  # what ends last is inside
+        ends.append(max(float(np.sort(log.arrival_time)[MAX_REQUESTS]), log.start_time + 1e-6))
+    return log.start_time, min(ends)
 
 
 def trace_object(events: list[Event], about: dict[str, Any]) -> dict[str, Any]:
