@@ -187,13 +187,38 @@ ROWS: list[tuple[str, list[tuple[str, str, str, list[tuple[str, str]]]]]] = [
                 [(rate(f"{S}shadow_tokens_total", "schedule, on_time"), "{{schedule}} on time: {{on_time}}")],
             ),
             (
-                "Belief and targets",
+                "Shadow: attainment",
+                "percentunit",
+                "Shadow mode: the newest requests, measured, and replayed under vLLM's schedule and ours.",
+                [(gauge(f"{S}shadow_attainment", "schedule", "avg"), "{{schedule}}")],
+            ),
+            (
+                "Shadow: replays",
                 "short",
-                "Steps behind the belief; targets of requests that were unusable or out of range.",
+                "Shadow mode: requests of the newest replay, and replays a second by result.",
                 [
-                    (gauge(f"{S}belief_samples"), "belief: steps"),
-                    (rate(f"{S}targets_invalid_total"), "targets unusable a second"),
-                    (rate(f"{S}targets_clamped_total"), "targets moved to the end of the range a second"),
+                    (gauge(f"{S}shadow_replay_requests"), "requests"),
+                    (rate(f"{S}shadow_replays_total", "result"), "{{result}}"),
+                ],
+            ),
+            (
+                "Belief",
+                "short",
+                "Steps behind the belief of step times; refits, drifts and outliers a second.",
+                [
+                    (gauge(f"{S}belief_samples"), "steps"),
+                    (rate(f"{S}belief_refits_total"), "refits"),
+                    (rate(f"{S}belief_drifts_total"), "drifts"),
+                    (rate(f"{S}belief_outliers_total"), "outliers"),
+                ],
+            ),
+            (
+                "Targets that were mended",
+                "reqps",
+                "Targets of requests that were unusable, or out of range.",
+                [
+                    (rate(f"{S}targets_invalid_total"), "unusable"),
+                    (rate(f"{S}targets_clamped_total"), "moved to the end of the range"),
                 ],
             ),
         ],

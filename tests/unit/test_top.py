@@ -230,6 +230,16 @@ def test_trouble_is_shown():
     assert any(style == "bold red" and "0.0 %" in text for text, style in pieces)
 
 
+def test_shadow_attainment_is_shown_and_still_fits():
+    page = SERVED + "".join(
+        f'slacktide:shadow_attainment{{schedule="{name}"}} {value}\n'
+        for name, value in (("measured", 0.9), ("stock", 0.912), ("ours", 0.987), ("broken", "NaN"))
+    )
+    lines = screen(view(None, parse(page, 0.0)))
+    assert "shadow     attainment: measured 90.0 %   stock 91.2 %   ours 98.7 %" in lines
+    assert len(lines) <= 24
+
+
 def test_a_name_cannot_send_control_codes():
     shown = screen(view(None, parse(SERVED.replace("smollm2-135m", "a\x1b[31m"), 0.0)))
     assert "\x1b" not in "".join(shown)

@@ -66,6 +66,8 @@ class View:
     deviations: float
     policy_off: float
     belief_samples: float
+    shadow: dict[str, float] = field(default_factory=dict)
+    """Shadow mode: attainment of the newest requests by schedule: measured, stock and ours (replayed)."""
     classes: list[ClassFigures] = field(default_factory=list)
     step_bins: list[tuple[float, float, float]] = field(default_factory=list)
     """(upper end in seconds, share of measured steps, share of predicted ones)."""
@@ -149,6 +151,11 @@ def view(before: Scrape | None, now: Scrape) -> View:
         deviations=now.sum("slacktide:plan_deviations_total"),
         policy_off=now.sum("slacktide:policy_off_total"),
         belief_samples=now.sum("slacktide:belief_samples"),
+        shadow={
+            labels.get("schedule", "?"): value
+            for labels, value in now.items("slacktide:shadow_attainment")
+            if math.isfinite(value)
+        },
         classes=_classes(now),
         step_bins=_step_bins(before, now),
     )  # fmt: skip

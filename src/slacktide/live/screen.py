@@ -30,7 +30,7 @@ def draw(view: View, *, url: str, clock: str, width: int = 80, height: int = 24,
         *_latency(view),
     ]
     if view.ours:
-        lines += [[], *_steps(view), [], *_classes(view, full, room=max(3, height - len(lines) - 11))]
+        lines += [[], *_steps(view), *_shadow(view), [], *_classes(view, full, room=max(3, height - len(lines) - 11))]
         bins = _histogram(view, width, full, room=height - len(lines) - 2)
         lines += [[], *bins] if bins else []
     return [_cut(line, width) for line in lines[:height]]
@@ -97,6 +97,14 @@ def _steps(view: View) -> list[Line]:
         [(_row("trouble"), DIM), (wrong, BAD if view.fallbacks else ""), (f"   deviations {view.deviations:.0f}", ""),
          (f"   switched off {view.policy_off:.0f}", BAD if view.policy_off else "")],
     ]  # fmt: skip
+
+
+def _shadow(view: View) -> list[Line]:
+    """Attainment of the newest requests as it was, and as replayed under each schedule."""
+    if not view.shadow:
+        return []
+    shares = "   ".join(f"{schedule} {100 * share:.1f} %" for schedule, share in view.shadow.items())
+    return [[(_row("shadow"), DIM), (f"attainment: {shares}", "")]]
 
 
 def _classes(view: View, full: str, room: int) -> list[Line]:
