@@ -130,3 +130,7 @@ def _show(records: list[dict[str, Any]]) -> None:
     if any(record["bound"] for record in records):
         print("vs bound: share of the rate that no policy can pass on these requests ('slacktide bound')")
     print_notes(records)
+    if first["profile_label"]:
+        print(
+            "note: at its goodput an engine is near saturation: step times 1 % off move it by about 1 %, latencies more"
+        )

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the verb's arguments."""
     parser.usage = "slacktide profile MODEL [arguments] [any vllm serve flag] | --url URL | --torch-stack MODEL"
     parser.add_argument(
-        "--minutes", type=options.positive, default=5.0, metavar="M", help="time to measure (default: 5)"
+        "--minutes", type=options.positive, default=5.0, metavar="M", help="time to measure, warm (default: 5)"
     )
     parser.add_argument("--name", metavar="NAME", help="name of the profile (default: GPU and model)")
     add_family(parser)

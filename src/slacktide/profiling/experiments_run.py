@@ -136,7 +136,7 @@ def run_design(
     progress: Callable[[float], None] = lambda _: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Outcome:
-    """Measure as many points and rounds as fit into `minutes`; the most telling points first.
+    """Measure as many points and rounds as fit into `minutes`, after a warm-up; the most telling points first.
 
     `progress` is called with the share of the budget (or of the work, if more) that is done. Raises InputError.
     """
@@ -164,6 +164,7 @@ class _Run:
     def run(self) -> Outcome:
         pilots = pilot_points(self._engine.envelope, self._seed)
         warm = self._warm_up(pilots)
+        self._budget += self._spent()  # the warm-up comes on top: how long it takes says nothing of the steps
         points = self._chosen(warm)
         self._log.set_design(describe(points) | {"seed": self._seed, "samples_per_visit": self._samples})
         every = [point for scene in SCENES for point in points.get(scene, ())]

@@ -54,7 +54,8 @@ def evaluate(task: Task) -> Evaluation:
         return bound < target
 
     result = simulate(
-        at_the_engine(setup.workload, setup.profile), build_policy(spec, scenario.engine), setup.profile.latency, setup.config, belief=setup.belief,
+        at_the_engine(setup.workload, setup.profile), build_policy(spec, scenario.engine), setup.profile.latency,
+        setup.config, belief=setup.belief,
         max_concurrency=scenario.max_concurrency, stop=hopeless if task.early_stop else None,
     )  # fmt: skip
     attainment: float | None = bound

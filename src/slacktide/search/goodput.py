@@ -295,7 +295,7 @@ def _record(
         ],
         "wall_time": math.fsum(e.wall_time for s in searches for e in s.evaluations),
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
-        "notes": [*setup.workload.notes, *notes, *_notes(searches, brackets), AT_THE_EDGE],
+        "notes": [*setup.workload.notes, *notes, *_notes(searches, brackets)],
     }  # fmt: skip
 
 
@@ -316,10 +316,6 @@ def interval(brackets: list[Bracket]) -> tuple[float | None, float | None, float
         quantile = float(stdtrit(lows.size - 1, (1 + CONFIDENCE) / 2))
         half = quantile * float(lows.std(ddof=1)) / math.sqrt(lows.size)
     return rate, max(rate - half, 0.0), float(highs.mean()) + half
-
-
-AT_THE_EDGE = "near saturation by definition: step times that are 1 % off move a goodput by about 1 %, latencies at it by far more"
-"""Said with every goodput."""
 
 
 def _notes(searches: list[_Search], brackets: list[Bracket]) -> list[str]:
