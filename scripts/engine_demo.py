@@ -49,9 +49,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=110.0, help="length of each replay (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path("demo-results/engine"))
     args = parser.parse_args()
-    schedulers = [("vLLM stock", ["--stock"])] + [
-        (f"{p} on vLLM", ["--policy", p]) for p in args.policy or ["sarathi-edf"]
-    ]
+    schedulers = [("vLLM stock", ["--stock"])] + [(f"{p} on vLLM", ["--policy", p]) for p in args.policy or [POLICY]]
     records: list[dict[str, Any]] = []
     work: Workload | None = None
     for label, flags in schedulers:

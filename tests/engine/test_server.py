@@ -32,7 +32,7 @@ ENGINE = [
 OURS = ["--policy", "sarathi-edf", "--slo", "ttft:60000,tbt:60000", "--reject", "503", "--header", "x-tenant=tenant"]
 
 
-def serve(model, log, *flags) -> ServerProcess:
+def serve(model, log, *flags, timeout=300) -> ServerProcess:
     """`slacktide serve` on a free port, as a user would call it."""
     port = free_port()
     command = [sys.executable, "-m", "slacktide", "serve", str(model), *flags, *ENGINE, "--port", str(port)]
@@ -43,7 +43,7 @@ def serve(model, log, *flags) -> ServerProcess:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "TMPDIR": str(temporary),
         "VLLM_SERVER_DEV_MODE": "1",  # /pause, /sleep
     }  # fmt: skip
-    return ServerProcess(command, f"http://127.0.0.1:{port}", log, environment=environment, timeout=300)
+    return ServerProcess(command, f"http://127.0.0.1:{port}", log, environment=environment, timeout=timeout)
 
 
 def workload(n, prompt, output, *, arrivals=None, **columns) -> Workload:
@@ -261,7 +261,7 @@ def test_data_parallel_engines_behind_two_api_servers(model, tmp_path):
     """Each engine has its own files; metrics of both are in /metrics; nothing stays when they are ended."""
     log = tmp_path / "steps.jsonl"
     flags = ["--data-parallel-size", "2", "--additional-config.slacktide.step_log", str(log), *OURS]
-    with serve(model, tmp_path / "log", *flags) as running:
+    with serve(model, tmp_path / "log", *flags, timeout=900) as running:
         work = workload(24, 40, 9, arrivals=np.arange(24) * 0.05, slo_ttft=60.0, slo_tbt=60.0)
         found, _ = run(running, work)
         assert found.end_reason.tolist() == [FINISHED] * 24

@@ -68,14 +68,14 @@ POLICIES = ("vllm-v1", "sarathi-edf:chunk_size=48", "sliding", "eb-plus", "qoser
 """Whose texts must be stock vLLM's; one that this version has not got is left out."""
 
 
-def policies(model: str, directory: Path) -> dict[str, Any]:
-    """One engine, one policy after the other: a server's start takes longer than all of them."""
+def policies(model: str, directory: Path, wanted: tuple[str, ...], **flags: Any) -> dict[str, Any]:
+    """One engine, one policy after the other: an engine's start takes longer than all of them."""
     from slacktide.core.policy import names
     from slacktide.vllm.settings import Settings, build_policy, policy_spec
 
-    llm = engine(model, {"policy": "vllm-v1", "slo": "ttft:2000,tbt:200"}, directory)
+    llm = engine(model, {"policy": "vllm-v1", "slo": "ttft:2000,tbt:200"}, directory, **flags)
     found: dict[str, Any] = {}
-    for name in POLICIES:
+    for name in wanted:
         if name.partition(":")[0] not in names():
             continue
         spec = policy_spec(Settings(policy=name), host(llm).scheduler.scheduler_config)
@@ -160,15 +160,12 @@ def features(model: str, directory: Path) -> dict[str, Any]:
 
 JOBS: dict[str, Any] = {
     "stock": lambda m, d: plain(m, d, None),
-    "policies": policies,
+    "policies": lambda m, d: policies(m, d, POLICIES),
     "structured": structured,
     "eb": lambda m, d: plain(m, d, {"policy": "eb:k=3", "step_log": str(d / "steps.jsonl")}),
     "features": features,
     "stock-ngram": lambda m, d: plain(m, d, None, speculative_config=NGRAM),
-    "ngram": lambda m, d: plain(m, d, {"policy": "sarathi-edf"}, speculative_config=NGRAM),
-    "sliding-ngram": lambda m, d: plain(
-        m, d, {"policy": "sliding:tokens_per_step=0", "slo": "ttft:2000,tbt:200"}, speculative_config=NGRAM
-    ),
+    "ngram": lambda m, d: policies(m, d, ("sarathi-edf", "sliding:tokens_per_step=0"), speculative_config=NGRAM),
 }
 
 if __name__ == "__main__":
