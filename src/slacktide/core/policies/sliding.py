@@ -94,9 +94,9 @@ class Sliding:
     """Prompts at risk whose time is tried as the step's."""
     tokens_per_step: float = 1.0
     """Output tokens per step and request, above 1 with speculative decoding (accepted drafts + 1); 0 measures it."""
-    guard: float = 0.35
+    guard: float = 0.5
     """Prompts lengthen a step by at most this many times the tightest recent TTFT target, for those who arrive
-    during it; 0 is off, as in reading=paper (a prompt of that target then still has time for two such steps)."""
+    during it; 0 is off, as in reading=paper. Searched over three data sets (benchmarks/slidingserve/tune.py)."""
     expected_output_tokens: int = 256
     """Output tokens a request is expected to want, where an end-to-end target must be turned into a pace."""
     _guard: ArrivalGuard = field(default_factory=ArrivalGuard, init=False, repr=False, compare=False)
