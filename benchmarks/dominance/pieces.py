@@ -240,5 +240,5 @@ def bound(piece: Piece) -> dict[str, Any]:
     rows = [capacity_bound(of.workload, of.setup, mode=piece.cell.mode, target=TARGET)
             for of in (task(piece.cell, seed) for seed in TEST)]  # fmt: skip
     return {
-        name: [None if row[name] is None else round(row[name], 4) for row in rows] for name in ("bound", "yardstick")
+        name: [None if row[name] is None else round(row[name], 4) for row in rows] for name in ("bound", "sustained")
     }
