@@ -68,7 +68,13 @@ def main() -> int:
     except ImportError:
         print(f"no scipy or numba here: fit it elsewhere with  slacktide fit {path} --out DIR")
         return 0
-    write_profile(path, f"{name}/{facts['engine']['model']}", None if args.tiny else f"{name}/{args.model}")
+    from slacktide.errors import InputError
+
+    try:
+        write_profile(path, f"{name}/{facts['engine']['model']}", None if args.tiny else f"{name}/{args.model}")
+    except InputError as error:
+        print(f"no profile: {error}")
+        return 1
     print(f"{time.perf_counter() - began:.0f} s in all")
     return 0
 
