@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from slacktide.report.files import write_json
 from slacktide.report.html import write_html
-from slacktide.report.source import Run, Source
+from slacktide.report.source import Run, Source, read_source
 
 from ..unit.looks import overloaded
+from ..unit.test_report_html import a_goodput, a_validation, an_advice
 from .chromium import BINARY, Browser
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium here")
@@ -110,6 +112,26 @@ def test_controls_by_pointer_and_keyboard(tmp_path: Path) -> None:
 
         await page.run("document.querySelector('details.run:not([open]) > summary').click()")
         assert await page.run("document.getElementById('run0-kv').getClientRects().length")
+
+    browse(tmp_path, visit)
+
+
+def test_pages_without_runs(tmp_path: Path) -> None:
+    files = {"goodput.json": a_goodput(), "advise.json": an_advice(), "validation.json": a_validation()}
+    for name, value in files.items():
+        write_json(tmp_path / name, value)
+        write_html(tmp_path / f"{name}.html", read_source(tmp_path / name))
+
+    async def visit(page: Browser, _: Path) -> None:
+        for name in files:
+            for width in (1280, 390):
+                await page.show(tmp_path / f"{name}.html", width, dark=width == 390)
+                assert not await page.run(OVERFLOWING), name
+                assert await page.run(DRAWN_OUTSIDE) == [], name
+                for chart in await page.run("[...document.querySelectorAll('svg.chart')].map(s => s.id)"):
+                    await page.run(f"document.getElementById('{chart}').focus()")
+                    await page.press("ArrowRight")
+                    assert await page.run(f"{TIP}.innerText.split('\\n').length") > 1, chart
 
     browse(tmp_path, visit)
 

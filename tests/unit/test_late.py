@@ -186,6 +186,18 @@ def test_the_worst_come_first() -> None:
     assert worst_requests(bare, judge(bare), 10).tolist() == [1, 0]
 
 
+def test_in_mode_gap_the_widest_gap_is_told() -> None:
+    log = with_slo(client([0.1, 0.2, 0.9, 1.0]), SLO(0.5, 0.3))
+    assert why_late(log, 0, mode="gap") == "a gap of 700 ms before token 2: stall took 600 ms of 700 ms"
+    assert why_late(with_slo(log, SLO(0.5, 9.0)), 0, mode="gap").startswith("done")
+    assert why_late(with_slo(client([3.0, 3.2]), SLO(0.5, 0.3)), 0, mode="gap").startswith("2.50 s late")
+    load = small(num_prompt_tokens=np.array([8, 8]), num_output_tokens=np.array([10, 10]))
+    run, decisions = recorded(load, num_blocks=4, block_size=8)
+    told = why_late(with_slo(run, SLO(1.0, 0.01)), 1, decisions, mode="gap")
+    assert told.startswith("a gap of ")
+    assert "preemption took" in told
+
+
 def test_decisions_come_back_from_the_file(tmp_path: Path) -> None:
     load = small(num_prompt_tokens=np.array([8, 8]), num_output_tokens=np.array([10, 10]))
     log, decisions = recorded(load, get("sliding")(), num_blocks=4, block_size=8)

@@ -154,11 +154,12 @@ def parts_of(log: RunLog, request: int, decisions: Decisions | None = None, unti
 
 
 def _client_parts(log: RunLog, request: int, arrival: float, stop: float) -> Parts:
-    times = np.minimum(log.request_times(request), stop)
+    whole = log.request_times(request)
+    times = np.minimum(whole, stop)
     if not times.size:
         return Parts(dict(zip(CLIENT_PARTS, (stop - arrival, 0.0, 0.0, 0.0), strict=True)), True)
     gaps = np.diff(times)
-    typical = float(np.median(gaps)) if gaps.size else 0.0
+    typical = float(np.median(np.diff(whole))) if gaps.size else 0.0
     smooth = float(np.minimum(gaps, typical).sum())
     values = (float(times[0]) - arrival, smooth, float(gaps.sum()) - smooth, stop - float(times[-1]))
     return Parts(dict(zip(CLIENT_PARTS, values, strict=True)), True)
@@ -226,24 +227,54 @@ class _Walk:
         self.book(self.stop, "preemption" if count else "stall")
 
 
-def why_late(log: RunLog, request: int, decisions: Decisions | None = None, late: Lateness | None = None) -> str:
-    """One line: what took longest up to the token that was latest (up to the end, where none was late)."""
-    reason, arrival = int(log.end_reason[request]), float(log.arrival_time[request])
+def why_late(
+    log: RunLog,
+    request: int,
+    decisions: Decisions | None = None,
+    late: Lateness | None = None,
+    mode: str = "deadline",
+) -> str:
+    """One line: what took longest up to the token that was latest; in mode `gap` what took longest in the widest gap;
+    over the whole latency where no token was late. `mode` as in `slo.judge`."""
+    reason = int(log.end_reason[request])
+    if reason == FINISHED and mode == "gap":
+        text = _widest(log, request, decisions)
+        if text:
+            return text
     found = lateness(log) if late is None else late
     token = int(found.token[request])
-    if reason != FINISHED or token < 0 or not found.late[request] > TIME_TOLERANCE:
-        parts, until = parts_of(log, request, decisions), ""
-        what = END_REASONS[reason] if reason != FINISHED else "done"
-    else:
-        when = float(log.times_at(np.array([log.token_offsets[request] + token]))[0])
-        parts, until = parts_of(log, request, decisions, when), f" up to token {token}"
-        what = f"{seconds_text(float(found.late[request]))} late"
-        assert when >= arrival
+    over = float(found.late[request])
+    if reason != FINISHED or token < 0 or not over > TIME_TOLERANCE:
+        return _blame(parts_of(log, request, decisions), END_REASONS[reason] if reason != FINISHED else "done")
+    when = float(log.times_at(np.array([log.token_offsets[request] + token]))[0])
+    parts = parts_of(log, request, decisions, when)
+    return _blame(parts, f"{seconds_text(over)} late", f" up to token {token}", over)
+
+
+def _widest(log: RunLog, request: int, decisions: Decisions | None) -> str:
+    """The reason by the widest gap; "" where that is within the SLO, or the first token was later still."""
+    times = log.request_times(request)
+    if times.size < 2:
+        return ""
+    gaps = np.diff(times)
+    k = int(np.argmax(gaps)) + 1
+    over = float(gaps[k - 1] - log.slo_tbt[request])
+    first = float(times[0] - log.arrival_time[request] - log.slo_ttft[request])
+    if over <= TIME_TOLERANCE or first > over:
+        return ""
+    before, after = (parts_of(log, request, decisions, float(times[i])) for i in (k - 1, k))
+    inside = {name: max(value - before.seconds[name], 0.0) for name, value in after.seconds.items()}
+    return _blame(
+        Parts(inside, after.exact), f"a gap of {seconds_text(float(gaps[k - 1]))} before token {k}", late=over
+    )
+
+
+def _blame(parts: Parts, what: str, until: str = "", late: float = 0.0) -> str:
     if not parts.total:
         return f"{what} at once"
-    largest = parts.main(float(found.late[request]) if until else 0.0)
-    name = "mixed steps" if largest == "mixed" else largest
-    share = f"{seconds_text(parts.seconds[largest])} of {seconds_text(parts.total)}"
+    main = parts.main(late)
+    share = f"{seconds_text(parts.seconds[main])} of {seconds_text(parts.total)}"
+    name = "mixed steps" if main == "mixed" else main
     return f"{what}: {name} took {share}{until}{'' if parts.exact else ' (estimated)'}"
 
 

@@ -212,7 +212,7 @@ def _groups(runs: Sequence[Run], key: str) -> str:
         groups = run.summary.get(key) or {}
         rows = [(name, figures, "") for name, figures in groups.items()]
         if rows:
-            out += figures_table(rows, _GROUP, run.name, "class" if key == "classes" else "tenant")
+            out += figures_table(rows, _GROUP, run.name, "class" if key == "classes" else "tenant", best=False)
     return out
 
 

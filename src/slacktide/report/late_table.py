@@ -43,7 +43,7 @@ def worst_table(run: Run, verdict: Verdicts, late: Lateness) -> str:
             for name in names
         )
         tokens = f"{int(log.num_prompt_tokens[i]):,} + {int(log.num_delivered_tokens[i]):,}"
-        reason = why_late(log, i, run.decisions, late)
+        reason = why_late(log, i, run.decisions, late, mode)
         body += (
             f'<tr><th scope="row">{i}</th><td class="text">{escape(reason)}</td><td><div class="parts">{bar}</div></td>'
             f'<td data-request="{i}" data-part="latency" data-value="{found.total!r}">{seconds_text(found.total)}</td>'

@@ -39,7 +39,11 @@ class Recorder:
         plan = self._policy.plan(view if self._observe is not None else view._replace(last=None))
         if plan.rows.size or plan.preempted.size:
             requests = view.live.index[plan.rows]
-            prompts = requests[~view.live.is_decode[plan.rows]]
+            live = view.live
+            # A request that comes back with all but one token in the prefix cache decodes, as the engine counts it.
+            left = (live.num_tokens_needed - live.num_cached_tokens)[plan.rows]
+            decodes = (left == 1) & (live.num_output_tokens + live.num_in_flight_tokens > 0)[plan.rows]
+            prompts = requests[~decodes]
             seconds = np.nan if plan.predicted_step_time is None else float(plan.predicted_step_time)
             self._pending.append((requests, prompts, reason_text(plan.why), seconds))
             del self._pending[:-_PENDING]
