@@ -260,9 +260,13 @@ def profile_fields(steps: Steps, fitted: Fitted, name: str, given: Mapping[str, 
         **{key: int(engine[key]) for key in REQUIRED},
         "pipeline_depth": 2 if overlapped else 1,
     }
-    for key in ("max_model_len", "frontend_ms", "enable_prefix_caching"):
+    for key in ("max_model_len", "enable_prefix_caching"):
         if engine.get(key) is not None:
             fields[key] = engine[key]
+    if engine.get("frontend_ms") is not None:
+        # A lone request waits for its step's host share, too, which is in the model's times already.
+        share = 1e3 * (host.per_step + host.per_sequence)
+        fields["frontend_ms"] = rounded(max(float(engine["frontend_ms"]) - share, 0.0))
     fields["latency"] = latency_fields(fitted.model)
     if host.known:
         fields["host"] = {
