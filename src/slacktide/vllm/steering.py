@@ -139,7 +139,8 @@ def chunks(
     if served < size:
         admitted = [objects[found[i]] for i in out[SPECIAL, :special].tolist() if not out[RUNS, i]]
     if not in_order:
-        running = [objects[found[i]] for i in np.flatnonzero(out[RUNS, :size]).tolist()]
+        runs = found if served == size else out[SLOT, :size][out[RUNS, :size] == 1].tolist()
+        running = [objects[slot] for slot in runs]
     return Chunks(
         named, out[SLOT, :size], tokens, out[MOST, :size], exceptions, running, admitted,
         _objects(preempted, shown, mirror), _objects(rejected, shown, mirror),
@@ -173,6 +174,8 @@ class Steering:
         self._scheduler, self._plan = scheduler, plan
         self._fields: list[tuple[str, Any]] = []
         self._order: list[Any] | None = None
+        self._steered: list[Any] = []
+        """The running list as it was, and as this step has it."""
         self._waiting: compat.WaitingOrder | None = None
         self.rejected: list[Any] = []
         """Requests ended by this step: their clients still have to be told."""
@@ -186,9 +189,11 @@ class Steering:
             compat.preempt(scheduler, plan.preempted)
         if plan.running is not None:
             self._order = scheduler.running
-            served = set(plan.running)
-            rest = [request for request in scheduler.running if request not in served]
-            scheduler.running = plan.running + rest
+            self._steered = plan.running
+            if len(plan.running) < len(self._order):
+                served = set(plan.running)
+                self._steered = plan.running + [request for request in self._order if request not in served]
+            scheduler.running = [*self._steered]
         if plan.admitted:
             self._waiting = compat.WaitingOrder(scheduler, plan.admitted)
         if plan.token_cap is not None:
@@ -230,13 +235,15 @@ class Steering:
         scheduler.__dict__.pop("_reserve_prefill_lookahead", None)
         while self._fields:
             setattr(scheduler, *self._fields.pop())
-        if self._order is not None:
+        if self._order is not None and scheduler.running[: len(self._order)] == self._steered:
+            scheduler.running = self._order + scheduler.running[len(self._order) :]  # nobody was preempted
+        elif self._order is not None:
             left = set(scheduler.running)
             before = set(self._order)
             scheduler.running = [r for r in self._order if r in left] + [
                 r for r in scheduler.running if r not in before
             ]
-            self._order = None
+        self._order = None
         if self._waiting is not None:
             self._waiting.restore()
             self._waiting = None

@@ -65,9 +65,9 @@ class Viewer:
     def _look_up_prefixes(self, hidden: IntArray, seats: int) -> None:
         """What the prefix cache holds for the first waiting requests; pointless while no seat is free."""
         ints, n = self._mirror.table.ints, self._mirror.table.n
-        waiting = np.flatnonzero(ints[STATUS, :n] != RUNNING)
-        if not waiting.size or n - waiting.size >= seats:
+        if not n > len(self._scheduler.running) < seats:
             return
+        waiting = np.flatnonzero(ints[STATUS, :n] != RUNNING)
         if hidden.size:
             waiting = waiting[~np.isin(waiting, hidden)]
         if self._scheduler.policy.value == "priority":
@@ -78,6 +78,8 @@ class Viewer:
 
     def _count_shared(self, free: int, budget: int) -> None:
         """Blocks that a preemption would not free, counted only when this step may have to preempt."""
+        if free >= len(self._scheduler.running) + budget // self._mirror.block_size:
+            return
         ints, n = self._mirror.table.ints, self._mirror.table.n
         running = np.flatnonzero(ints[STATUS, :n] == RUNNING)
         known = ints[NUM_PROMPT, running] + ints[NUM_OUTPUT, running] + ints[NUM_IN_FLIGHT, running]
