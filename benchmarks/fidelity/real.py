@@ -39,7 +39,8 @@ from slacktide.workload.requests import ClosedLoop, Workload
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "real"
-ENGINE = ["--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "32", "--max-num-batched-tokens", "512"]
+LIMITS = ["--max-num-seqs", "32", "--max-num-batched-tokens", "512"]
+ENGINE = ["--enforce-eager", "--max-model-len", "2048", *LIMITS]
 """A CPU decodes 32 sequences in some 60 ms and reads 512 prompt tokens in some 170 ms: the proportions of a GPU."""
 MAX_MODEL_LEN = 2048
 POLICIES, FEW = ("vllm-v1", "sliding", "sarathi-edf", "eb"), ("vllm-v1", "sliding")
@@ -124,7 +125,7 @@ def make_profile(model: str, minutes: float, out: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, started([model, *ENGINE], "vllm-v1", None, None, Path(folder)) as url:
         slacktide(
             "profile", "--url", url, "--step-log", f"{folder}/steps.jsonl", "--minutes", f"{minutes / 2:g}", "--out",
-            str(traffic), "--max-num-batched-tokens", "512", "--max-num-seqs", "32", "--quiet", "--vocab-size", "30000",
+            str(traffic), *LIMITS, "--quiet",
         )  # fmt: skip
     files = [str(designed / "measurements.jsonl"), str(traffic / "traffic.jsonl")]
     slacktide("fit", *files, "--out", str(out), "--name", "cpu/smollm2-135m")

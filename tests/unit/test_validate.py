@@ -145,6 +145,15 @@ def test_steps_outside_are_those_that_nobody_measured(profile_path):
     assert steps_outside(free, log) == 1.0
 
 
+def test_an_overlapped_engine_is_simulated_as_one(profile_path):
+    from slacktide.search.scenario import Scenario, prepare
+
+    path = str(_changed(profile_path, pipeline_depth=2))
+    scenario = Scenario("azure-conv", path, num_prompts=20)
+    assert prepare(scenario).config.pipeline_depth == 2
+    assert prepare(scenario, {"pipeline_depth": 1}).config.pipeline_depth == 1
+
+
 def test_waiting_grows_with_the_load(profile_path):
     profile = read_profile(profile_path)
     low = waiting_share(twin(work(rate=0.5), profile, spec()))

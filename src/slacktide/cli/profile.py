@@ -29,6 +29,8 @@ PASSES_ON = True
 DIRECTORY = Path("slacktide-profile")
 """Where results go without --out."""
 DESIGNED, TRAFFIC, PROFILE = "measurements.jsonl", "traffic.jsonl", "profile.json"
+NOISY = 0.1
+"""Median relative distance of samples of one step: an idle GPU has about 0.01, an idle CPU some 0.03."""
 BAR = 1000
 """Parts of the progress bar."""
 
@@ -163,6 +165,11 @@ def fit_and_tell(args: argparse.Namespace, sources: list[Path], notes: list[str]
 
     path.write_text(to_json(fields), encoding="utf-8")
     every = [*steps.notes, *notes]
+    if (noise := max(fitted.noise.values(), default=0.0)) > NOISY:
+        every.append(
+            f"samples of the same step differ by {100 * noise:.0f} % (median): something else runs on this machine; "
+            "measure again when it is idle"
+        )
     value = {"profile": str(path), "fields": fields, "notes": every}
     emit(args, "profile-report", value, lambda: _show(fields, str(path), every))
     return 0
