@@ -14,7 +14,8 @@ from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel, LatencyModel
 from slacktide.errors import InputError
 from slacktide.profiling.profiles import load_profile
-from slacktide.search.bounds import Bound, bound_of_scenario, capacity_bound, demand_of, most_open
+from slacktide.search.bounds import Bound, bound_of_scenario, capacity_bound
+from slacktide.search.demand import demand_of, most_open
 from slacktide.search.scenario import Scenario, Setup, prepare
 from slacktide.search.step_prices import Domain, step_points
 from slacktide.sim.engine import EngineConfig
