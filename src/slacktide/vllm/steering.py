@@ -113,12 +113,12 @@ def chunks(
     """The plan in vLLM's terms. `shown`: the mirror's row behind each row of `live`. Raises PlanError."""
     n, rows, tokens = live.index.size, _plain(plan.rows), _plain(plan.num_scheduled_tokens)
     preempted, rejected = _plain(plan.preempted), _plain(plan.rejected)
-    relegated: Any = plan.relegated  # a policy of the user's may put anything into its plan
-    odd = rows is None or tokens is None or preempted is None or rejected is None
-    if odd or not isinstance(relegated, np.ndarray) or relegated.size or plan.token_cap is not None:
+    relegated = _plain(plan.relegated)
+    if relegated is None or relegated.size or plan.token_cap is not None:
         check_plan(plan, live, limits)
     if rows is None or tokens is None or preempted is None or rejected is None:
-        raise PlanError("expected arrays of int64")
+        check_plan(plan, live, limits)  # tells which
+        raise PlanError("expected one-dimensional arrays of whole numbers")
     out = np.empty((5, n), dtype=np.int64)
     good, served, special, left, in_order = read_plan(
         live.columns[0], n, rows, tokens, preempted, rejected, _NO_ROWS if shown is None else shown,
@@ -148,7 +148,7 @@ def chunks(
     )  # fmt: skip
 
 
-def _plain(column: IntArray) -> IntArray | None:
+def _plain(column: Any) -> IntArray | None:
     """The column as compiled code takes it; None for one that is no one-dimensional array of whole numbers."""
     if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind not in "iu":
         return None
