@@ -238,6 +238,9 @@ class Ledger:
         self.metrics.set("num_waiting", n - running)
         self.metrics.set("predicted_ttft_seconds", ttft)
         self.metrics.set("belief_samples", self.belief.num_samples)
+        self.metrics.set("belief_refits", self.belief.num_refits)
+        self.metrics.set("belief_drifts", self.belief.num_drifts)
+        self.metrics.set("belief_outliers", self.belief.num_outliers)
         self.metrics.set("targets_invalid", targets.invalid)
         self.metrics.set("targets_clamped", targets.clamped)
         if monotonic >= self._next_metrics or not n:

@@ -55,15 +55,7 @@ class _Steered(StockScheduler):  # type: ignore[misc]
         settings = from_additional_config(self.vllm_config.additional_config)
         settings = _for_rank(settings, self.vllm_config.parallel_config)
         self.slacktide = Host(self, settings)
-        self.slacktide.ledger.writer.every_turn(self._show_belief)
         self._replays = self._shadow_replays(settings)
-
-    def _show_belief(self) -> None:
-        """Gauges of the belief, from the writer's thread."""
-        belief, metrics = self.slacktide.ledger.belief, self.slacktide.metrics
-        metrics.set("belief_refits", belief.num_refits)
-        metrics.set("belief_drifts", belief.num_drifts)
-        metrics.set("belief_outliers", belief.num_outliers)
 
     def _shadow_replays(self, settings: Settings) -> Replays | None:
         """What shadow mode predicts; None when it is not asked to."""
