@@ -1,6 +1,6 @@
 """How much time does the plug-in add to `schedule()`? Headless: vLLM's real scheduler, no model.
 
-Run with an interpreter that has vLLM: `.venv-vllm/bin/python benchmarks/plugin_overhead/run.py` (see `make vllm-env`).
+Run: `make bench NAME=plugin_overhead`; it goes on in `.venv-vllm` (see `make vllm-env`) when vLLM is not installed here.
 Requests come and go so that about N run: prompts of 64 to 512 tokens, outputs of 100 to 300. Our scheduler and vLLM's
 own take turns in one process, each with the same requests: what we add before and after vLLM's part of a step, what
 whole calls of both take, what we add at the end of a step.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib.util
 import json
 import os
 import platform
@@ -206,7 +207,19 @@ def write(rows: list[dict[str, Any]], args: argparse.Namespace, complete: bool) 
         readme.write_text(f"{head}{MARK}\n\nMilliseconds added to a step, {len(rows)} runs.\n\n{table(rows)}\n")
 
 
+def find_vllm() -> None:
+    """Start anew with the environment that has vLLM, if this one has none."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    other = ROOT / ".venv-vllm" / "bin" / "python"
+    if not other.exists() or Path(sys.prefix) == other.parents[1]:
+        raise SystemExit("vLLM is not installed here and there is no .venv-vllm: make vllm-env")
+    os.execv(other, [str(other), *sys.argv])
+
+
 def main() -> None:
+    find_vllm()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded; do not look
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policy", action="append", help="a policy; may be repeated (default: all that serve)")
     parser.add_argument("--running", type=int, nargs="+", default=[32, 256, 1000])
