@@ -3,7 +3,8 @@
 A block of bash or Python is run as it stands, page by page in an empty directory, unless `<!-- not run: REASON -->`
 stands above it or its page is in NOT_RUN: those need an engine, and are checked for their syntax alone
 (tests/repo/test_commands.py looks at the commands in them). A Python block that begins with `# NAME.py` is written into
-that file. Blocks of our own commands run in this process, all else in a shell.
+that file. Blocks of our own commands run in this process, all else in a shell. A block of text that follows a block
+that was run is what that printed, line by line: when a default changes, print it anew.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 NOT_RUN = {"serving.md": "a vLLM server", "vllm-plugin.md": "a vLLM server", "calibration.md": "an engine to measure"}
 """Pages none of whose blocks are run, and what they need."""
-BLOCK = re.compile(r"(?:<!-- not run: (.+?) -->\n)?^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?:<!-- not run: (.+?) -->\n)?^```(bash|python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 GENERATED = {"reference/cli.md", "reference/policies.md", "reference/server-metrics.md", "reference/slos.md",
              "decisions/index.md"}  # fmt: skip
 
@@ -42,7 +43,7 @@ def blocks(path: Path) -> list[tuple[str, str, str]]:
     return [(why or reason, language, code) for why, language, code in BLOCK.findall(path.read_text(encoding="utf-8"))]
 
 
-RUN = [path for path in PAGES if any(not why for why, _, _ in blocks(path))]
+RUN = [path for path in PAGES if any(not why and language != "text" for why, language, _ in blocks(path))]
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if blocks(p)], ids=name)
@@ -50,7 +51,7 @@ def test_blocks_are_well_formed(path):
     for _, language, code in blocks(path):
         if language == "python":
             compile(code, name(path), "exec")
-        else:
+        elif language == "bash":
             done = subprocess.run(["bash", "-n"], input=code, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
 
@@ -73,9 +74,15 @@ def run_shell(code: str, folder: Path) -> None:
 def test_blocks_run(path, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    printed: set[str] = set()
     for why, language, code in blocks(path):
         file = re.match(r"# (\w+\.py)\n", code) if language == "python" else None
         if why:
+            printed = set()
+            continue
+        if language == "text":
+            shown = {" ".join(line.split()) for line in code.splitlines()}
+            assert not printed or shown - printed == set()
             continue
         if file:
             (tmp_path / file[1]).write_text(code)
@@ -84,11 +91,13 @@ def test_blocks_run(path, tmp_path, monkeypatch, capsys):
             exec(compile(code, name(path), "exec"), {"__name__": "__main__"})
         else:
             run_shell(code, tmp_path)
-    assert "error" not in capsys.readouterr().err
+        output = capsys.readouterr()
+        assert "error" not in output.err
+        printed = {" ".join(line.split()) for line in output.out.splitlines()}
 
 
 def test_most_blocks_are_run():
-    run = [code for path in RUN for why, _, code in blocks(path) if not why]
+    run = [code for path in RUN for why, language, code in blocks(path) if not why and language != "text"]
     assert len(run) >= 15
 
 

@@ -11,6 +11,8 @@ WIDTH, NAME, ROW = 640, 220, 24
 COLOUR = "#0072B2"
 """Okabe and Ito's blue: legible on light and dark ground, told apart with any colour vision."""
 
+CELL = "padding:2px 8px"
+
 Bar = tuple[str, float, float | None, float | None]
 """Name, value, and the ends of its interval where there is one."""
 
@@ -28,13 +30,15 @@ def lines(texts: Sequence[str]) -> str:
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
     """A table; the first column is text, the others are numbers."""
     top = f"<caption style='text-align:left'>{escape(caption)}</caption>" if caption else ""
-    heads = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    heads = "".join(f"<th scope='col' style='{CELL}'>{escape(name)}</th>" for name in head)
     body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
     return f"<table>{top}<thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _cells(row: Sequence[str]) -> str:
-    return "".join(f"<td style='text-align:{'right' if i else 'left'}'>{escape(c)}</td>" for i, c in enumerate(row))
+    return "".join(
+        f"<td style='{CELL};text-align:{'right' if i else 'left'}'>{escape(c)}</td>" for i, c in enumerate(row)
+    )
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -9,6 +9,8 @@ example:
   slacktide completion bash
 """
 
+# A printed script, not argcomplete: nothing to install, and no Python to start at each press of TAB.
+
 from __future__ import annotations
 
 import argparse

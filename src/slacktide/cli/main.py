@@ -140,11 +140,11 @@ Every verb takes --json (one JSON document on standard output), --out DIR, --see
 FIRST_STEPS = """Where to start (no GPU needed):
 
   # which scheduler serves this trace best on this GPU?
-  slacktide compare --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 --rate 14 \\
-    --policy vllm-v1,sarathi-edf,sliding
+  slacktide compare --trace azure-conv --num-prompts 1000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 --rate 19 \\
+    --policy vllm-v1,sliding,tide
   # how many requests per second does each carry within its targets?
   slacktide goodput --trace azure-conv --num-prompts 1000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 \\
-    --policy vllm-v1,sliding
+    --policy vllm-v1,tide
   # what can this machine run: vLLM, the plug-in, figures?
   slacktide doctor
 
