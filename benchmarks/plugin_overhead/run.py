@@ -1,6 +1,6 @@
 """How much time does the plug-in add to `schedule()`? Headless: vLLM's real scheduler, no model.
 
-Run: `make bench NAME=plugin_overhead`; it goes on in `.venv-vllm` (see `make vllm-env`) when vLLM is not installed here.
+Run: `make bench NAME=plugin_overhead`; it goes on in `.venv-vllm` (`make vllm-env`) when vLLM is not installed here.
 Requests come and go so that about N run: prompts of 64 to 512 tokens, outputs of 100 to 300. Our scheduler and vLLM's
 own take turns in one process, each with the same requests: what we add before and after vLLM's part of a step, what
 whole calls of both take, what we add at the end of a step.
