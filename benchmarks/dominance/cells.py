@@ -149,6 +149,12 @@ def fraction() -> list[Cell]:
     ]
 
 
+def half() -> list[Cell]:
+    """18 cells of the fraction, with every level of every factor: where overload is measured first."""
+    forms = len(SLO_FORMS)
+    return [cell for k, cell in enumerate(fraction()) if (k // forms + k % forms) % 4 < 2]
+
+
 def full() -> list[Cell]:
     """All cells, those of the fraction first."""
     first = fraction()

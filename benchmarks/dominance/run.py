@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cells import Cell, biased, fraction, full, varying
+from cells import Cell, biased, fraction, full, half, varying
 from pieces import THROUGHPUT_LOADS, THROUGHPUT_PROFILES, Piece, run, step_of
 from policies import BIASED, FAMILIES, THROUGHPUT, TIDE, variants
 from report import render
@@ -89,7 +89,7 @@ def pieces(side: str, cells: list[Cell]) -> Iterator[list[Piece]]:
     tide = (TIDE,)
     yield list(searched("goodput", cells, tide if side == "tide" else rivals))
     yield list(throughputs(tide if side == "tide" else THROUGHPUT))
-    yield list(overloads(cells, tide if side == "tide" else rivals))
+    yield list(overloads(half() if cells == fraction() else cells, tide if side == "tide" else rivals))
     yield list(searched("goodput", varying(), tide if side == "tide" else rivals))
     yield list(searched("biased", biased(), tide if side == "tide" else BIASED))
 

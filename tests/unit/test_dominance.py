@@ -40,8 +40,11 @@ def test_the_fraction_covers_every_level_and_most_pairs(bench):
     chosen = cells.fraction()
     assert len(chosen) == len(set(chosen)) == 36
     levels = (set(cells.PROFILES), set(cells.LOADS), set(cells.SLO_FORMS))
-    for name, wanted in zip(("profile", "load", "form"), levels, strict=True):
-        assert {getattr(c, name) for c in chosen} == wanted
+    assert len(cells.half()) == 18
+    for part, (name, wanted) in itertools.product(
+        (chosen, cells.half()), zip(("profile", "load", "form"), levels, strict=True)
+    ):
+        assert {getattr(c, name) for c in part} == wanted
     pairs = {(c.load, c.form) for c in chosen}
     assert pairs == set(itertools.product(levels[1], levels[2]))
     assert {(c.profile, c.form) for c in chosen} == set(itertools.product(levels[0], levels[2]))
