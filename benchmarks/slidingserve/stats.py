@@ -22,10 +22,13 @@ class Cells:
         """One row per seed."""
         return list(self._rows.get((policy, data, profile), {}).values())
 
-    def rates(self, policy: str, data: str, profile: str) -> dict[int, float]:
-        """Seed -> goodput in requests/s, FLOOR where it is less; seeds that no rate limits are left out."""
+    def brackets(self, policy: str, data: str, profile: str) -> dict[int, tuple[float, float]]:
+        """Seed -> (met, missed) in requests/s, at least FLOOR; seeds that no rate limits are left out."""
         found = self._rows.get((policy, data, profile), {})
-        return {seed: max(row["rate"], FLOOR) for seed, row in found.items() if row["rate"] is not None}
+        return {
+            seed: (max(row["rate"], FLOOR), max(row["rate_high"], FLOOR))
+            for seed, row in found.items() if row["rate"] is not None
+        }  # fmt: skip
 
     def profiles(self) -> list[str]:
         """In the order they were run."""
@@ -41,20 +44,25 @@ class Cells:
         return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
     def ratio(self, over: str, under: str, data: str, profile: str) -> tuple[float, float, float] | None:
-        """Geometric mean of the ratios on the seeds that both have, and its 95 % interval (Student, of the logarithms).
+        """Geometric mean of the ratios on the seeds that both have, and its 95 % interval.
 
-        With one seed the interval is all there can be: 0 to infinity.
+        Student's interval of the logarithms, widened by what the searches left open (5 % each), so that equal answers
+        of two searches are no proof. With one seed it is 0 to infinity.
         """
-        a, b = self.rates(over, data, profile), self.rates(under, data, profile)
-        logs = np.array([np.log(a[seed] / b[seed]) for seed in a if seed in b])
-        if not logs.size:
+        a, b = self.brackets(over, data, profile), self.brackets(under, data, profile)
+        seeds = [seed for seed in a if seed in b]
+        if not seeds:
             return None
-        if logs.size == 1:
-            return float(np.exp(logs[0])), 0.0, float("inf")
+        logs = np.log([a[seed][0] / b[seed][0] for seed in seeds])
+        middle = float(np.exp(logs.mean()))
+        if len(seeds) == 1:
+            return middle, 0.0, float("inf")
         from scipy.special import stdtrit
 
         half = stdtrit(logs.size - 1, (1 + CONFIDENCE) / 2) * logs.std(ddof=1) / np.sqrt(logs.size)
-        return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
+        lowest = np.mean(np.log([a[seed][0] / b[seed][1] for seed in seeds]))
+        highest = np.mean(np.log([a[seed][1] / b[seed][0] for seed in seeds]))
+        return middle, float(np.exp(lowest - half)), float(np.exp(highest + half))
 
 
 def mean_text(rows: list[dict[str, Any]]) -> str:

@@ -83,7 +83,7 @@ def check_windows(settings: str) -> None:
             short = [case for case in seen if case[3][0] <= case[3][1] - case[3][0]]
             long = [case for case in seen if case[3][0] > case[3][1] - case[3][0]]
             found: dict[str, Any] = {"policy": settings, "data": data, "rate": rate, "decisions": len(seen),
-                                     "short": len(short), "stride": STRIDE}  # fmt: skip
+                                     "short": len(short), "long": len(long), "stride": STRIDE}  # fmt: skip
             for name, cases in (("short", short), ("long", long)):
                 chosen = [cases[i] for i in np.linspace(0, len(cases) - 1, min(SAMPLES, len(cases))).astype(int)]
                 saved = [s for s in (best_saving(*case[:5]) for case in chosen) if s is not None]
