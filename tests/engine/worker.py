@@ -80,6 +80,7 @@ def policies(model: str, directory: Path, wanted: tuple[str, ...], **flags: Any)
             continue
         spec = policy_spec(Settings(policy=name), host(llm).scheduler.scheduler_config)
         host(llm).spec, host(llm).policy = spec, build_policy(spec)
+        host(llm)._warm_up()  # as at start: compiling is no decision
         found[name] = {"texts": texts(generate(llm)), "long": texts(generate(llm, max_tokens=30))} | facts(llm)
     llm.llm_engine.engine_core.shutdown()
     return found
