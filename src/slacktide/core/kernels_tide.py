@@ -35,6 +35,7 @@ from slacktide.core.tide import (
     F_DEMAND,
     F_EVENT,
     F_GROWTH,
+    F_HOLD,
     F_JUMP,
     F_PACE,
     F_SERVICE,
@@ -49,15 +50,18 @@ from slacktide.core.tide import (
     I_ROLE,
     KNEE,
     KNEE_TIME,
+    LAST_RELEASE,
     LEAST_TIME,
     M_BYPASSED,
     M_INDEX,
     M_LAST,
     M_MISSED,
     M_OUTPUT,
+    M_PROMPT,
     MAX_GAP,
     MISS_RATE,
     NUM_ARRIVALS,
+    NUM_SIZES,
     OUT_SUM,
     OUT_WEIGHT,
     PACE,
@@ -65,6 +69,12 @@ from slacktide.core.tide import (
     PER_TOKEN,
     PRIOR_OUTPUT,
     RECENT,
+    RELEASED_COUNT,
+    RELEASED_TIME,
+    RELEASED_TOKENS,
+    SCENE_ALONE,
+    SHARED,
+    SIZE_EDGES,
     TIGHTEST,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
@@ -96,8 +106,8 @@ def _watch_arrivals(state: FloatArray, ring: FloatArray, now: float) -> None:
 
 
 @compiled
-def _retire(memory: FloatArray, at: int, finished: IntArray, state: FloatArray) -> None:
-    """A remembered request is gone: what its life tells of outputs and misses."""
+def _retire(memory: FloatArray, at: int, finished: IntArray, now: float, state: FloatArray) -> None:
+    """A remembered request is gone: what its life tells of outputs, misses, and how fast KV and seats come back."""
     index = int(memory[M_INDEX, at])
     for i in range(finished.size):
         if finished[i] == index:
@@ -105,6 +115,11 @@ def _retire(memory: FloatArray, at: int, finished: IntArray, state: FloatArray) 
             state[OUT_WEIGHT] = FORGET * state[OUT_WEIGHT] + 1.0
             if memory[M_MISSED, at] == 0.0:
                 state[MISS_RATE] *= FORGET
+            waited = now - state[LAST_RELEASE] if state[RELEASED_COUNT] > 0.0 else 0.0
+            state[RELEASED_TOKENS] = FORGET * state[RELEASED_TOKENS] + memory[M_PROMPT, at] + memory[M_OUTPUT, at]
+            state[RELEASED_COUNT] = FORGET * state[RELEASED_COUNT] + 1.0
+            state[RELEASED_TIME] = FORGET * state[RELEASED_TIME] + waited
+            state[LAST_RELEASE] = now
             return
 
 
@@ -143,7 +158,7 @@ def look(
         missed, bypassed, last = 0.0, 0.0, np.nan
         if found < remembered:
             for gone in range(at, found):
-                _retire(old, gone, finished, state)
+                _retire(old, gone, finished, now, state)
             at = found + 1
             missed, bypassed, last = old[M_MISSED, found], old[M_BYPASSED, found], old[M_LAST, found]
         else:
@@ -204,13 +219,13 @@ def look(
         sf[F_SLACK, row] = due - start
         sf[F_PACE, row] = pace
         memory[M_INDEX, row], memory[M_OUTPUT, row], memory[M_BYPASSED, row] = index, output, bypassed
-        memory[M_LAST, row] = newest
+        memory[M_LAST, row], memory[M_PROMPT, row] = newest, ints[NUM_PROMPT, row]
         memory[M_MISSED, row] = missed
         si[I_MISSED, row] = int(missed)
         if missed != 0.0 and (found >= remembered or old[M_MISSED, found] == 0.0):
             state[MISS_RATE] = FORGET * state[MISS_RATE] + (1.0 - FORGET)
     for gone in range(at, remembered):
-        _retire(old, gone, finished, state)
+        _retire(old, gone, finished, now, state)
     if arrived:
         _watch_arrivals(state, ring, now)
     prior = parameters[PRIOR_OUTPUT]
@@ -253,6 +268,43 @@ def time_of(packed: FloatArray, decodes: float, context: float, longest: float, 
     shape[10] = longest if decodes > 0.0 else 0.0
     fill_packed(packed, prefill, left, done, shape)
     return step_time_packed(packed, shape)
+
+
+@compiled
+def size_class(tokens: float) -> int:
+    """Size class of a step (`tide.SIZE_EDGES`)."""
+    size = 0
+    while size < NUM_SIZES - 1 and tokens > SIZE_EDGES[size]:
+        size += 1
+    return size
+
+
+@compiled
+def factors_of(learned: FloatArray, deviations: float, by_size: bool, factors: FloatArray) -> None:
+    """Fill float64[3, 16]: what predictions are multiplied by, per scene and size: mean + `deviations` deviations.
+
+    A size class seen k times weighs k against the SHARED of its scene.
+    """
+    for scene in range(3):
+        mean, deviation = learned[0, scene, SCENE_ALONE], learned[1, scene, SCENE_ALONE]
+        for size in range(NUM_SIZES):
+            w = learned[2, scene, size] / (learned[2, scene, size] + SHARED) if by_size else 0.0
+            own_mean = w * learned[0, scene, size] + (1.0 - w) * mean
+            own_deviation = w * learned[1, scene, size] + (1.0 - w) * deviation
+            factors[scene, size] = own_mean + deviations * own_deviation
+
+
+@compiled
+def seconds_of(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
+               done: IntArray, prefill: float, least: float, shape: FloatArray) -> float:  # fmt: skip
+    """Corrected seconds of the decodes plus `prefill` tokens of the queue.
+
+    `least`: predicted seconds of the decodes alone. A fitted belief may say that a few prompt tokens make a step
+    shorter; they do not.
+    """
+    raw = max(time_of(packed, decodes, context, longest, left, done, prefill, shape), least)
+    scene = 0 if prefill == 0.0 else (1 if decodes == 0.0 else 2)
+    return raw * factors[scene, size_class(shape[0])]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -325,8 +377,8 @@ def accept(
     round_time: float,
     kappa: float,
     demote: bool,
-    free_seats: int,
-    seat_rate: float,
+    room: FloatArray,
+    rates: FloatArray,
     ints: IntArray,
     si: IntArray,
     sf: FloatArray,
@@ -335,20 +387,22 @@ def accept(
 
     `order`: rows by deadline. Prompt j may end at kappa * (t_j - demand(t_j)): the engine's time until then less what
     the decodes ask for, `round_time` seconds per round of all of them. Where the accepted work does not fit, the
-    least important of the longest prompts is demoted. With `seat_rate` >= 0 the accepted must also find seats: those
-    free now and those that end until then. Fills F_DEMAND (seconds that decodes want until t_j) and marks I_ROLE.
-    Pressed: some accepted prompt has no time for another decode round.
+    least important of the longest prompts is demoted. The accepted who wait must also find KV tokens and seats until
+    then: `room` has those free now, `rates` those that come back per second (infinite: not looked at). Fills F_DEMAND
+    (seconds that decodes want until t_j) and marks I_ROLE. Pressed: some accepted prompt has no time for another
+    decode round.
     """
-    slack, service = sf[F_SLACK], sf[F_SERVICE]
+    slack, service, hold = sf[F_SLACK], sf[F_SERVICE], sf[F_HOLD]
     times, jumps, slopes = sf[F_EVENT], sf[F_JUMP], sf[F_SLOPE]
     m = demand_events(decodes, slack, sf[F_PACE], sf[F_GROWTH], times, jumps, slopes)
     by_time = np.argsort(times[:m], kind="mergesort")
     per_round = round_time / decodes.size if decodes.size > 0 else 0.0
     event, last, level, slope = 0, 0.0, 0.0, 0.0
-    total, count, seats = 0.0, 0, 0
+    total, tokens, count, seats = 0.0, 0.0, 0, 0
     for i in range(order.size):
         row = order[i]
         t = slack[row]
+        wanted = 0.0
         if t < np.inf:
             while event < m and times[by_time[event]] <= t:
                 e = by_time[event]
@@ -357,29 +411,32 @@ def accept(
                 last = times[e]
                 event += 1
             wanted = per_round * (level + slope * max(t - last, 0.0))
-        else:
-            wanted = 0.0
         sf[F_DEMAND, row] = wanted
         si[I_ROLE, row] = ACCEPTED
         total += service[row]
         count += 1
-        seats += 0 if ints[STATUS, row] == RUNNING else 1
+        if ints[STATUS, row] != RUNNING:
+            seats += 1
+            tokens += hold[row]
         if not demote or t == np.inf:
             continue
         supply = kappa * (t - wanted)
-        seats_by_then = free_seats + seat_rate * t if seat_rate >= 0.0 else np.inf
-        while count > 0 and (total > supply or seats > seats_by_then):
+        while count > 0:
+            late = total > supply
+            short = tokens > room[0] + rates[0] * t
+            if not (late or short or seats > room[1] + rates[1] * t):
+                break
             worst = -1
             for k in range(i + 1):
                 other = order[k]
-                if si[I_ROLE, other] != ACCEPTED:
-                    continue
-                if total <= supply and ints[STATUS, other] == RUNNING:
-                    continue  # seats alone are short: who has one frees none
+                if si[I_ROLE, other] != ACCEPTED or (not late and ints[STATUS, other] == RUNNING):
+                    continue  # KV or seats alone are short: who has them frees none
+                weight = service[other] if late or not short else hold[other]
+                most = 0.0 if worst < 0 else (service[worst] if late or not short else hold[worst])
                 if (
                     worst < 0
                     or ints[PRIORITY, other] > ints[PRIORITY, worst]
-                    or (ints[PRIORITY, other] == ints[PRIORITY, worst] and service[other] >= service[worst])
+                    or (ints[PRIORITY, other] == ints[PRIORITY, worst] and weight >= most)
                 ):
                     worst = other
             if worst < 0:
@@ -387,7 +444,9 @@ def accept(
             si[I_ROLE, worst] = DEMOTED
             total -= service[worst]
             count -= 1
-            seats -= 0 if ints[STATUS, worst] == RUNNING else 1
+            if ints[STATUS, worst] != RUNNING:
+                seats -= 1
+                tokens -= hold[worst]
     total, pressed = 0.0, False
     for i in range(order.size):
         row = order[i]

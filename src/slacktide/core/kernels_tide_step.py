@@ -9,7 +9,17 @@ import numpy as np
 
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_latency import step_time_packed
-from slacktide.core.kernels_tide import accept, expect, learn_prices, look, time_of
+from slacktide.core.kernels_tide import (
+    LEAST_CHUNK,
+    accept,
+    expect,
+    factors_of,
+    learn_prices,
+    look,
+    seconds_of,
+    size_class,
+    time_of,
+)
 from slacktide.core.kinds import DECODE, IDLE, PREFILL
 from slacktide.core.live import (
     ADMISSION_ORDER,
@@ -36,10 +46,10 @@ from slacktide.core.tide import (
     DECODE_ONLY,
     DECODE_TIME,
     DEMOTED,
-    DEVIATION,
     DEVIATIONS,
     F_DEMAND,
     F_GROWTH,
+    F_HOLD,
     F_PACE,
     F_SERVICE,
     F_SLACK,
@@ -66,15 +76,19 @@ from slacktide.core.tide import (
     LATE_SHARE,
     LEAST_TIME,
     M_BYPASSED,
+    MEMORY,
     MISS_RATE,
     MIXED,
-    MU,
     NO_ROLE,
+    NUM_SIZES,
     ON_TIME_DECODE,
     PACE,
     PER_PAIR,
     PER_TOKEN,
     PREFILL_ONLY,
+    RELEASED_COUNT,
+    RELEASED_TIME,
+    RELEASED_TOKENS,
     SATURATION,
     SEATS,
     SERVED_LATE,
@@ -90,6 +104,8 @@ from slacktide.core.tide import (
     USE_KV_GATE,
     USE_MIXED,
     USE_OCCUPANCY,
+    USE_RESCUE,
+    USE_SIZES,
     W_ACCEPTED,
     W_ACTION,
     W_ACTIONS,
@@ -114,6 +130,10 @@ from slacktide.core.tide import (
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
 
+ENOUGH_RELEASES = 5.0
+"""Finished requests before the pace at which KV and seats come back is believed."""
+NEARLY = 0.98
+"""A stream is tried to be saved down to this share of the time that a decode round is expected to take."""
 WORK_FIRST = 1.02
 """A step with prompt tokens wins ties with a pure decode round: what is done early leaves room for surprises."""
 LATE_ROOM = 0.9
@@ -195,20 +215,20 @@ def _sums(rows: IntArray, computed: IntArray) -> tuple[float, float]:
 
 
 @compiled
-def fit(packed: FloatArray, decodes: float, context: float, longest: float, left: IntArray, done: IntArray, top: int,
-        bound: float, shape: FloatArray) -> int:  # fmt: skip
-    """Prompt tokens, at most `top`, that fill `bound` seconds beside the decodes; 0 when none fit.
+def fit(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
+        done: IntArray, top: int, bound: float, least: float, shape: FloatArray) -> int:  # fmt: skip
+    """Prompt tokens, at most `top`, that fill `bound` corrected seconds beside the decodes; 0 when none fit.
 
-    The answer itself is predicted to fit, also where the belief is not monotone.
+    The answer itself is predicted to fit, also where corrected times are not monotone.
     """
     if top <= 0 or not bound > 0.0:
         return 0
-    if time_of(packed, decodes, context, longest, left, done, float(top), shape) <= bound:
+    if seconds_of(packed, factors, decodes, context, longest, left, done, float(top), least, shape) <= bound:
         return top
     low, high = 0, top
     while high - low > 1:
         middle = (low + high) >> 1
-        if time_of(packed, decodes, context, longest, left, done, float(middle), shape) <= bound:
+        if seconds_of(packed, factors, decodes, context, longest, left, done, float(middle), least, shape) <= bound:
             low = middle
         else:
             high = middle
@@ -216,26 +236,29 @@ def fit(packed: FloatArray, decodes: float, context: float, longest: float, left
 
 
 @compiled
-def best_size(packed: FloatArray, decodes: float, context: float, longest: float, left: IntArray, done: IntArray,
-              most: int, prices: FloatArray, worth: float, bias: float, sizes: int, saturation: float,
+def best_size(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
+              done: IntArray, most: int, prices: FloatArray, worth: float, sizes: int, saturation: float, least: float,
               shape: FloatArray) -> tuple[int, float, float]:  # fmt: skip
     """(prompt tokens, value, seconds) of the best step of at most `most` prompt tokens: greatest value per second.
 
-    Looks at `sizes` sizes down from the largest, each 0.8 of the one before. Once compute is saturated larger steps
-    hardly gain: the smallest within the share `saturation` of the best wins, because first tokens come sooner.
+    Looks at `sizes` sizes: the largest, then the tile edges of the whole step below it (multiples of 64 tokens up to
+    512, of a fifth beyond). Once compute is saturated larger steps hardly gain: the smallest within the share
+    `saturation` of the best wins, because first tokens come sooner.
     """
     best, best_value, best_time, top = 0, 0.0, 1.0, 0.0
     p = most
-    for i in range(sizes):
+    for _ in range(sizes):
         if p <= 0:
             break
-        seconds = bias * time_of(packed, decodes, context, longest, left, done, float(p), shape)
+        seconds = seconds_of(packed, factors, decodes, context, longest, left, done, float(p), least, shape)
         value = prices[0] * p + prices[1] * (shape[5] - 0.5 * shape[6]) + worth
         ratio = value / seconds
-        top = max(top, ratio)
-        if i == 0 or (ratio >= (1.0 - saturation) * top and ratio >= (best_value / best_time) * (1.0 - saturation)):
+        if ratio >= (1.0 - saturation) * max(top, ratio):
             best, best_value, best_time = p, value, seconds
-        p = int(0.8 * p)
+        top = max(top, ratio)
+        n = p + int(decodes)
+        tile = 64 if n <= 512 else 128 * max(1, n // 640)
+        p = (n - 1) // tile * tile - int(decodes)
     return best, best_value, best_time
 
 
@@ -329,6 +352,7 @@ def decide(
     packed: FloatArray,
     prm: FloatArray,
     state: FloatArray,
+    learned: FloatArray,
     ring: FloatArray,
     old: FloatArray,
     remembered: int,
@@ -355,13 +379,10 @@ def decide(
     )
     expect(ints, floats, n, start, output, state, si, sf)
     why[:] = 0.0
-    m_d = state[MU] + prm[DEVIATIONS] * state[DEVIATION]
-    m_p = state[MU + 1] + prm[DEVIATIONS] * state[DEVIATION + 1]
-    m_m = state[MU + 2] + prm[DEVIATIONS] * state[DEVIATION + 2]
-    biased = prm[USE_BIAS_IN_VALUES] != 0.0
-    mu_d = state[MU] if biased else 1.0
-    mu_p = state[MU + 1] if biased else 1.0
-    mu_m = state[MU + 2] if biased else 1.0
+    safe, mean = np.empty((3, NUM_SIZES)), np.ones((3, NUM_SIZES))
+    factors_of(learned, prm[DEVIATIONS], prm[USE_SIZES] != 0.0, safe)
+    if prm[USE_BIAS_IN_VALUES] != 0.0:
+        factors_of(learned, 0.0, prm[USE_SIZES] != 0.0, mean)
 
     # ---- roles; what running requests will need of KV
     room = np.empty(6, dtype=np.int64)
@@ -440,25 +461,28 @@ def decide(
     context, longest = _sums(on_time, si[I_COMPUTED])
     empty = np.empty(0, dtype=np.int64)
     round_raw = time_of(packed, float(count), context, longest, empty, empty, 0.0, shape) if count > 0 else 0.0
-    round_time = m_d * round_raw
+    round_time = safe[0, size_class(float(count))] * round_raw
     state[DECODE_TIME] = round_raw if count > 0 else state[FIXED]
     s1, s2 = _bounds(on_time, sf, round_time)
 
     # ---- caps and service times
     cap = prm[CAP_SHARE] * state[TIGHTEST]
-    cap = max(cap, m_p * state[LEAST_TIME])
+    cap = max(cap, safe[1, size_class(LEAST_CHUNK)] * state[LEAST_TIME])
     one, none = np.full(1, budget), np.zeros(1, dtype=np.int64)
-    chunk = fit(packed, 0.0, 0.0, 0.0, one, none, budget, cap / m_p, shape)
-    chunk = max(chunk, 1)
-    chunk_raw = time_of(packed, 0.0, 0.0, 0.0, one, none, float(chunk), shape)
-    per_token = max(chunk_raw / chunk - 0.5 * state[PER_PAIR] * chunk, 0.0)
+    chunk = max(fit(packed, safe, 0.0, 0.0, 0.0, one, none, budget, cap, 0.0, shape), 1)
+    chunk_time = seconds_of(packed, safe, 0.0, 0.0, 0.0, one, none, float(chunk), 0.0, shape)
+    m_p = safe[1, size_class(float(chunk))]
+    per_token = max(chunk_time / chunk - 0.5 * m_p * state[PER_PAIR] * chunk, 0.0)
+    knee_size = size_class(state[KNEE])
+    knee_time = safe[1, knee_size] * state[KNEE_TIME]
     prompts = np.empty(num_prompts, dtype=np.int64)
     keys = np.empty(num_prompts)
     at = 0
     for row in range(n):
         if si[I_ROLE, row] == DEMOTED:
             r, u = float(si[I_REMAINING, row]), float(si[I_COMPUTED, row])
-            service[row] = m_p * (per_token * r + state[PER_PAIR] * r * (u + 0.5 * r))
+            service[row] = per_token * r + m_p * state[PER_PAIR] * r * (u + 0.5 * r)
+            sf[F_HOLD, row] = float(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]) + 0.5 * sf[F_GROWTH, row]
             prompts[at] = row
             # Without a deadline: by priority, then by arrival, behind all that have one.
             keys[at] = slack[row] if slack[row] < np.inf else 1e12 + 1e3 * ints[PRIORITY, row]
@@ -470,16 +494,20 @@ def decide(
     if count > 0:
         knee = int(state[KNEE])
         one[0] = knee
-        mixed = time_of(packed, float(count), context, longest, one, none, float(knee), shape)
-        beside = min(max(m_m * mixed - m_p * state[KNEE_TIME], 0.0), round_time)
+        mixed = seconds_of(packed, safe, float(count), context, longest, one, none, float(knee), round_raw, shape)
+        beside = min(max(mixed - knee_time, 0.0), round_time)
     kappa = prm[KAPPA_HIGH] - (prm[KAPPA_HIGH] - prm[KAPPA_LOW]) * min(1.0, state[MISS_RATE] / MISSES_FULL)
-    seat_rate = -1.0
-    if prm[SEATS] != 0.0:
-        pace = max(min(state[PACE], 4.0 * beside), round_time, 1e-6) if count > 0 else 1e-6
-        seat_rate = (count + num_late) / (max(output, 1.0) * pace)
+    rest, rates = np.full(2, np.inf), np.full(2, np.inf)
+    if state[RELEASED_COUNT] >= ENOUGH_RELEASES:
+        if prm[MEMORY] != 0.0:
+            rest[0] = max(kv_tokens - expected, 0.0)
+            rates[0] = state[RELEASED_TOKENS] / max(state[RELEASED_TIME], 1e-3)
+        if prm[SEATS] != 0.0:
+            rest[1] = float(seats - num_running)
+            rates[1] = state[RELEASED_COUNT] / max(state[RELEASED_TIME], 1e-3)
     accepted, pressed = accept(
-        by_deadline, on_time, beside, kappa, prm[USE_DEMOTION] != 0.0, seats - num_running, seat_rate, ints, si, sf
-    )
+        by_deadline, on_time, beside, kappa, prm[USE_DEMOTION] != 0.0, rest, rates, ints, si, sf
+    )  # fmt: skip
 
     # ---- late decodes, from what is left
     late_waits = num_late > 0 or num_late_prompts > 0
@@ -503,7 +531,7 @@ def decide(
                 shape[0] = shape[1] = shape[8] = float(count + 1)
                 shape[9], shape[10] = context_now + u, max(longest_now, u)
                 seconds = step_time_packed(packed, shape)
-                if m_d * seconds > limit and (num_decodes > 0):
+                if safe[0, size_class(shape[0])] * seconds > limit and num_decodes > 0:
                     break
                 spare -= blocks
                 need += blocks
@@ -513,7 +541,7 @@ def decide(
                 joined += 1
                 if count >= budget:
                     break
-            late_cost = max(mu_d * (all_raw - round_raw), 0.0)
+            late_cost = max(all_raw - round_raw, 0.0)
             context, longest = context_now, longest_now
             if joined > 0:
                 state[SINCE_LATE] = 0.0
@@ -535,18 +563,18 @@ def decide(
     if m == 0 or prm[BACKFILL] != 0.0:
         first = m
         if not reserved:
-            rest = np.empty(num_prompts - accepted, dtype=np.int64)
+            others_rows = np.empty(num_prompts - accepted, dtype=np.int64)
             rest_keys = np.empty(num_prompts - accepted)
             at = 0
             for i in range(by_deadline.size):
                 row = by_deadline[i]
                 if si[I_ROLE, row] == DEMOTED:
-                    rest[at] = row
+                    others_rows[at] = row
                     rest_keys[at] = 1e9 * ints[PRIORITY, row] + si[I_REMAINING, row]
                     at += 1
-            rest = rest[np.argsort(rest_keys, kind="mergesort")]
+            others_rows = others_rows[np.argsort(rest_keys, kind="mergesort")]
             for i in range(at):
-                order[m] = rest[i]
+                order[m] = others_rows[i]
                 m += 1
             if first == 0 and m > 0:
                 source = 2
@@ -597,15 +625,15 @@ def decide(
     for i in range(queued):
         total += left[i]
     if source >= 2 and count > 0:
-        cap = min(cap, max(m_m * state[KNEE_TIME], m_p * state[LEAST_TIME]) + round_time)
+        cap = min(cap, knee_time + round_time)
 
     # ---- prices
     prices = np.zeros(2)
     held = False
     laxest = np.inf
     if queued > 0:
-        full = max(fit(packed, 0.0, 0.0, 0.0, left, done, min(total, budget), cap / m_p, shape), 1)
-        full_time = mu_p * time_of(packed, 0.0, 0.0, 0.0, left, done, float(full), shape)
+        full = max(fit(packed, safe, 0.0, 0.0, 0.0, left, done, min(total, budget), cap, 0.0, shape), 1)
+        full_time = seconds_of(packed, mean, 0.0, 0.0, 0.0, left, done, float(full), 0.0, shape)
         pairs = shape[5] - 0.5 * shape[6]
         eta = full_time / (state[PER_TOKEN] * full + state[PER_PAIR] * pairs)
         if prm[USE_HOLD] != 0.0 and full < state[KNEE] and count > 0:
@@ -622,7 +650,7 @@ def decide(
                     held = False
             if held:
                 k = state[KNEE]
-                at_knee = mu_p * state[KNEE_TIME] / (state[PER_TOKEN] * k + 0.5 * state[PER_PAIR] * k * k)
+                at_knee = mean[1, knee_size] * state[KNEE_TIME] / (state[PER_TOKEN] * k + 0.5 * state[PER_PAIR] * k * k)
                 eta = min(eta, at_knee)
         prices[0], prices[1] = eta * state[PER_TOKEN], eta * state[PER_PAIR]
         why[W_ETA] = eta
@@ -639,25 +667,26 @@ def decide(
     tokens4 = np.zeros(4, dtype=np.int64)
     value4, time4 = np.zeros(4), np.ones(4)
     share = count / occupancy
+    mu_d = mean[0, size_class(float(count))]
     worth = mu_d * ((every_raw - fixed) + fixed * share) if count > 0 else 0.0
     if count > 0:
         value4[DECODE_ONLY], time4[DECODE_ONLY] = worth, mu_d * every_raw
     top = min(total, budget)
     if queued > 0 and (prm[USE_EXCLUSIVE] != 0.0 or count == 0):
         bound = min(s1 - round_time, cap)
-        p = fit(packed, 0.0, 0.0, 0.0, left, done, top, bound / m_p, shape)
+        p = fit(packed, safe, 0.0, 0.0, 0.0, left, done, top, bound, 0.0, shape)
         if p == 0 and count == 0:
             p = min(top, int(state[KNEE]))  # no bound is worth an engine that stands still
         if p > 0:
-            p, v, t = best_size(packed, 0.0, 0.0, 0.0, left, done, p, prices, 0.0, mu_p, sizes, saturation, shape)
+            p, v, t = best_size(packed, mean, 0.0, 0.0, 0.0, left, done, p, prices, 0.0, sizes, saturation, 0.0, shape)
             tokens4[PREFILL_ONLY], value4[PREFILL_ONLY], time4[PREFILL_ONLY] = p, v, t
     top = min(total, budget - count)
     if queued > 0 and count > 0 and prm[USE_MIXED] != 0.0:
         bound = min(s1, s2 - round_time, cap)
-        p = fit(packed, float(count), context, longest, left, done, top, bound / m_m, shape)
+        p = fit(packed, safe, float(count), context, longest, left, done, top, bound, every_raw, shape)
         if p > 0:
-            p, v, t = best_size(packed, float(count), context, longest, left, done, p, prices, worth, mu_m, sizes,
-                                saturation, shape)  # fmt: skip
+            p, v, t = best_size(packed, mean, float(count), context, longest, left, done, p, prices, worth, sizes,
+                                saturation, every_raw, shape)  # fmt: skip
             tokens4[MIXED], value4[MIXED], time4[MIXED] = p, v, t
     blocking = si[I_BLOCKING]
     num_blocking = 0
@@ -682,17 +711,25 @@ def decide(
             own_fixed = min(fixed, own_raw)
             own_worth = mu_d * ((own_raw - own_fixed) + own_fixed * num_blocking / occupancy)
             bound = min(soonest, second - round_time, others - round_time, cap)
-            p = fit(packed, float(num_blocking), own_context, own_longest, left, done, top, bound / m_m, shape)
+            own = float(num_blocking)
+            p = fit(packed, safe, own, own_context, own_longest, left, done, top, bound, own_raw, shape)
             if p > 0:
-                p, v, t = best_size(packed, float(num_blocking), own_context, own_longest, left, done, p, prices,
-                                    own_worth, mu_m, sizes, saturation, shape)  # fmt: skip
+                p, v, t = best_size(packed, mean, own, own_context, own_longest, left, done, p, prices, own_worth,
+                                    sizes, saturation, own_raw, shape)  # fmt: skip
                 tokens4[BLOCKING], value4[BLOCKING], time4[BLOCKING] = p, v, t
         else:
             num_blocking = 0
 
     # ---- the best of them
     action, best = DECODE_ONLY, -1.0
-    if count > 0:
+    rescue = False
+    if prm[USE_RESCUE] != 0.0:
+        likely = mean[0, size_class(float(on_time.size))] * round_raw
+        for i in range(on_time.size):
+            rescue = rescue or likely * NEARLY <= slack[on_time[i]] < round_time
+    if rescue:
+        best = np.inf  # some stream can be saved by a decode round at once, and by nothing else
+    elif count > 0:
         best = value4[DECODE_ONLY] / time4[DECODE_ONLY]
         if (pressed or reserved) and (tokens4[PREFILL_ONLY] + tokens4[MIXED] + tokens4[BLOCKING] > 0):
             best = 0.0
@@ -731,9 +768,13 @@ def decide(
     if action != PREFILL_ONLY:
         run = float(every.size)
         run_context, run_longest = _sums(every, si[I_COMPUTED])
-    raw = (
-        time_of(packed, run, run_context, run_longest, left, done, float(prefill), shape) if run + prefill > 0 else 0.0
-    )
+    alone = every_raw
+    if action == BLOCKING:
+        alone = time_of(packed, run, run_context, run_longest, empty, empty, 0.0, shape)
+    raw = 0.0
+    if run + prefill > 0:
+        raw = time_of(packed, run, run_context, run_longest, left, done, float(prefill), shape)
+        raw = max(raw, alone if run > 0.0 else 0.0)
     late_tokens, over = 0, prefill
     for i in range(queued):
         tokens = min(left[i], over)
@@ -746,7 +787,7 @@ def decide(
         if si[I_ROLE, row] == LATE_PREFILL:
             late_tokens += tokens
     if late_tokens > 0:
-        served_late += mu_p * state[KNEE_TIME] * late_tokens / max(state[KNEE], 1.0)
+        served_late += state[KNEE_TIME] * late_tokens / max(state[KNEE], 1.0)
     if action not in (DECODE_ONLY, MIXED):
         served_late -= late_cost
     state[SERVED_LATE] += max(served_late, 0.0)
@@ -756,6 +797,7 @@ def decide(
     else:
         state[CREDIT] = 0.0
     scene = 0 if prefill == 0 else (1 if run == 0.0 else 2)
+    why[W_TIME] = raw * mean[scene, size_class(run + prefill)]
 
     why[W_ACTION], why[W_DECODES], why[W_LATE_DECODES], why[W_ON_TIME] = action, num_decodes, joined, num_prompts
     why[W_ACCEPTED], why[W_DEMOTED], why[W_LATE] = accepted, num_prompts - accepted, num_late_prompts
@@ -766,7 +808,7 @@ def decide(
         source,
         room[5],
     )
-    why[W_VALUE], why[W_TIME] = value4[action], time4[action]
+    why[W_VALUE] = value4[action]
     bound_by = 0
     if prefill > 0 and prefill == total:
         bound_by = 4

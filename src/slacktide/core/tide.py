@@ -14,10 +14,6 @@ import numpy as np
 from slacktide.core.types import FloatArray, IntArray, StepResult
 
 # ---- what was learned: float64[STATE_SIZE]
-MU = 0
-"""Three slots, scenes decode, prefill, mixed: mean of real / predicted step time."""
-DEVIATION = 3
-"""Three slots: mean absolute deviation of that ratio."""
 MISS_RATE = 6
 """Share of the last hundred or so requests that missed."""
 OUT_SUM, OUT_WEIGHT = 7, 8
@@ -47,19 +43,22 @@ LEAST_TIME = 21
 """Predicted seconds of the smallest chunk worth a step."""
 SERVED_LATE = 22
 """Seconds of the engine that late work got."""
-STATE_SIZE = 24
+RELEASED_TOKENS, RELEASED_COUNT, RELEASED_TIME, LAST_RELEASE = 23, 24, 25, 26
+"""KV tokens and seats that finished requests gave back, the seconds in which they did, and when the last one did."""
+STATE_SIZE = 28
 
 # ---- what it is set to: float64[PARAMETER_SIZE], in the order in which `Tide.parameters` fills them
 (
     CAP_SHARE, DEVIATIONS, KAPPA_HIGH, KAPPA_LOW, LATE_EVERY, LATE_SHARE, USE_MIXED, USE_EXCLUSIVE, USE_BLOCKING,
     USE_DEMOTION, USE_EVICTION, USE_KV_GATE, USE_HOLD, USE_OCCUPANCY, USE_BIAS_IN_VALUES, GAP_MODE, SIZES,
-    SATURATION, BYPASS, SEATS, MAX_GAP, BACKFILL, PRIOR_OUTPUT, TTFT_GUARD,
-) = range(24)  # fmt: skip
-PARAMETER_SIZE = 24
+    SATURATION, BYPASS, SEATS, MAX_GAP, BACKFILL, PRIOR_OUTPUT, USE_SIZES, USE_RESCUE,
+    MEMORY,
+) = range(26)  # fmt: skip
+PARAMETER_SIZE = 26
 
 # ---- memory of each live request from step to step: float64[MEMORY_SIZE, n]
-M_INDEX, M_OUTPUT, M_MISSED, M_BYPASSED, M_LAST = range(5)
-MEMORY_SIZE = 5
+M_INDEX, M_OUTPUT, M_MISSED, M_BYPASSED, M_LAST, M_PROMPT = range(6)
+MEMORY_SIZE = 6
 
 # ---- what a decision was made of, for `why`: float64[WHY_SIZE]
 (
@@ -82,16 +81,34 @@ PRIOR_DEVIATION = 0.025
 """Deviation of a scene before its first step: with four of them the margin starts at 1.1, the 90th percentile of the
 default predictor's error on mixed batches (`bounded.DEFAULT_MARGIN`)."""
 WEIGHT = 0.05
-"""Weight of a new step in a scene's mean and deviation: the last twenty count."""
+"""Weight of a new step in a mean or deviation: the last twenty count."""
+SIZE_EDGES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Most tokens of the first fifteen size classes of a step; measured kernels step at multiples of 64 and 128 tokens,
+which a fitted belief smooths over, so that its error is one of the step's size."""
+NUM_SIZES = 16
+SCENE_ALONE = 16
+"""Column of a scene's own mean, over all sizes."""
+SHARED = 4.0
+"""Steps that the scene's mean counts for in that of a size class: a class is believed after as many."""
 WILD = 4.0
 """A step further from its prediction than this factor is a disturbance (a page fault, a compilation), not a cost."""
 
 
+def _learned() -> FloatArray:
+    """float64[3, 3, 17]: mean of real / predicted, its mean absolute deviation, steps; by scene and size class."""
+    table = np.zeros((3, 3, NUM_SIZES + 1))
+    table[0], table[1] = 1.0, PRIOR_DEVIATION
+    return table
+
+
 @dataclass
 class Margins:
-    """Learns real / predicted per scene. Predictions wait for their results in order, as steps end in order."""
+    """Learns real / predicted step time per scene and size class of the step.
 
-    state: FloatArray
+    Predictions wait for their results in order, as steps end in order. `learned` as `_learned` says.
+    """
+
+    learned: FloatArray = field(default_factory=_learned)
     waiting: deque[tuple[int, float, int, int]] = field(default_factory=deque[tuple[int, float, int, int]])
 
     def planned(self, scene: int, seconds: float, rows: int, tokens: int) -> None:
@@ -106,23 +123,26 @@ class Margins:
         while self.waiting:  # a step that the host never ran is skipped
             scene, seconds, rows, planned = self.waiting.popleft()
             if rows == result.indices.size and planned == tokens:
-                self._learn(scene, result.step_time / seconds if seconds > 0 else 1.0)
+                self._learn(scene, tokens, result.step_time / seconds if seconds > 0 else 1.0)
                 return
 
-    def _learn(self, scene: int, ratio: float) -> None:
+    def _learn(self, scene: int, tokens: int, ratio: float) -> None:
         if not 1 / WILD < ratio < WILD:
             return
-        mean = float(self.state[MU + scene])
-        self.state[MU + scene] = mean + WEIGHT * (ratio - mean)
-        deviation = float(self.state[DEVIATION + scene])
-        self.state[DEVIATION + scene] = deviation + WEIGHT * (abs(ratio - mean) - deviation)
+        size = int(np.searchsorted(SIZE_EDGES, tokens))
+        for column in (SCENE_ALONE, size):
+            mean, deviation, steps = self.learned[:, scene, column].tolist()
+            if steps == 0 and column != SCENE_ALONE:
+                mean, deviation = self.learned[:2, scene, SCENE_ALONE].tolist()
+            # Early on the plain average, then an exponential one.
+            weight = max(WEIGHT, 1.0 / (steps + SHARED))
+            deviation += weight * (abs(ratio - mean) - deviation)
+            self.learned[:, scene, column] = mean + weight * (ratio - mean), deviation, steps + 1
 
 
 def fresh_state() -> FloatArray:
     """Nothing learned yet."""
     state = np.zeros(STATE_SIZE)
-    state[MU : MU + 3] = 1.0
-    state[DEVIATION : DEVIATION + 3] = PRIOR_DEVIATION
     state[TIGHTEST] = state[PACE] = np.inf
     return state
 
@@ -162,7 +182,7 @@ class Store:
     I_BLOCKING,
 ) = range(12)  # fmt: skip
 INT_SCRATCH = 12
-(F_SLACK, F_PACE, F_SERVICE, F_DEMAND, F_GROWTH, F_EVENT, F_JUMP, F_SLOPE) = range(8)
-FLOAT_SCRATCH = 8
+(F_SLACK, F_PACE, F_SERVICE, F_DEMAND, F_GROWTH, F_EVENT, F_JUMP, F_SLOPE, F_HOLD) = range(9)
+FLOAT_SCRATCH = 9
 # Roles of a row in this step (I_ROLE).
 NO_ROLE, ON_TIME_DECODE, LATE_DECODE, ACCEPTED, DEMOTED, LATE_PREFILL = range(6)

@@ -51,6 +51,10 @@ class Tide:
     """A decode round is worth less while fewer streams run than the load asks for."""
     bias_in_values: bool = True
     """Learned bias corrects values and not only times."""
+    size_classes: bool = True
+    """The prediction's error is learned by the size of a step too, and not only by its kind."""
+    rescue: bool = True
+    """A decode round comes first where a stream can just be saved by it."""
     cap_share: float = 0.4
     """Most time of a step, as a share of the tightest recent TTFT target, for prompts that arrive meanwhile."""
     deviations: float = 4.0
@@ -67,8 +71,10 @@ class Tide:
     """Step sizes that are compared per kind of step; 1 takes the largest that fits."""
     saturation: float = 0.01
     """A smaller step is taken if it loses at most this share of value per second."""
-    seats: bool = False
+    seats: bool = True
     """Prompts must find a seat in time too."""
+    memory: bool = True
+    """Prompts must find KV tokens in time too, at the pace at which finished requests give them back."""
     backfill: bool = False
     """Fill a step behind the prompts that are on time with others."""
     bypass: int = 64
@@ -78,7 +84,7 @@ class Tide:
     expected_output_tokens: int = 256
     """Output tokens a request is expected to want, until some have ended."""
     _store: Store = field(default_factory=Store, init=False, repr=False, compare=False)
-    _margins: Margins = field(init=False, repr=False, compare=False)
+    _margins: Margins = field(default_factory=Margins, init=False, repr=False, compare=False)
     _clock: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
     _parameters: FloatArray = field(init=False, repr=False, compare=False)
     steerable: ClassVar[bool] = True
@@ -90,7 +96,6 @@ class Tide:
         require_at_least(self, 1, "sizes", "expected_output_tokens")
         require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
         require_share(self, "late_share", "saturation")
-        object.__setattr__(self, "_margins", Margins(self._store.state))
         object.__setattr__(self, "_parameters", self._as_array())
 
     def _as_array(self) -> FloatArray:
@@ -104,6 +109,7 @@ class Tide:
             t.USE_BIAS_IN_VALUES: self.bias_in_values, t.GAP_MODE: self.slo_mode == "gap", t.SIZES: self.sizes,
             t.SATURATION: self.saturation, t.BYPASS: self.bypass, t.SEATS: self.seats,
             t.MAX_GAP: math.inf if self.max_gap is None else self.max_gap, t.BACKFILL: self.backfill,
+            t.USE_SIZES: self.size_classes, t.USE_RESCUE: self.rescue, t.MEMORY: self.memory,
             t.PRIOR_OUTPUT: self.expected_output_tokens,
         }  # fmt: skip
         for slot, value in values.items():
@@ -128,8 +134,8 @@ class Tide:
         start = max(view.now, clock.get("ends", view.now)) if in_flight else view.now
         count, victims, scene, seconds = _decide(
             live.columns[0], live.columns[1], n, view.now, start, np.array(view.limits, dtype=np.int64),
-            view.latency.packed, self._parameters, store.state, store.ring, store.memory, store.remembered,
-            store.spare, store.finished, store.ints, store.floats, store.shape, store.plan, store.why,
+            view.latency.packed, self._parameters, store.state, self._margins.learned, store.ring, store.memory,
+            store.remembered, store.spare, store.finished, store.ints, store.floats, store.shape, store.plan, store.why,
         )  # fmt: skip
         store.memory, store.spare, store.remembered = store.spare, store.memory, n
         store.finished = _NO_ROWS
@@ -139,10 +145,10 @@ class Tide:
         total = int(tokens.sum())
         if count:
             self._margins.planned(int(scene), float(seconds), int(count), total)
-            clock["ends"] = start + float(seconds) * float(store.state[t.MU + scene])
+            clock["ends"] = start + float(store.why[t.W_TIME])
         return Plan(
             rows, tokens, store.plan[2, :victims].copy(), token_cap=total if count else None,
-            predicted_step_time=float(seconds) if count else None, why=self._why(),
+            predicted_step_time=float(store.why[t.W_TIME]) if count else None, why=self._why(),
         )  # fmt: skip
 
     def _anything(self, view: StepView) -> Plan:
