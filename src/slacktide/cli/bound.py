@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show(record: dict[str, Any]) -> None:
-    from slacktide.report.tables import number, percent
+    from slacktide.report.tables import number, percent, profile_line
 
-    print(f"profile: {record['profile']} [{record['profile_label']}]")
+    print(profile_line(record))
     print(f"no policy meets the SLO of {percent(record['target'])} % of all arrivals (mode {record['slo_mode']}) above")
     rows = [
         [name, "not limited by the rate" if record[name] is None else number(record[name]), basis]

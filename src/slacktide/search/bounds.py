@@ -29,6 +29,7 @@ from slacktide.search.demand import demand_of, most_open
 from slacktide.search.evaluate import NEEDS_SLO
 from slacktide.search.scenario import Scenario, Setup, prepare
 from slacktide.search.step_prices import Domain, Prices, StepPoints, step_points
+from slacktide.search.truth import profile_facts
 from slacktide.workload.arrivals import parse_arrival
 from slacktide.workload.load import load_trace
 from slacktide.workload.requests import MAX_RATE, Workload
@@ -262,7 +263,7 @@ def bound_of_scenario(scenario: Scenario, *, target: float = 0.99) -> dict[str, 
         setup.workload, setup, mode=scenario.slo_mode, target=target, late_tolerance=scenario.late_tolerance
     )
     return {
-        "profile": setup.profile.name, "profile_label": setup.profile.label, "trace": setup.workload.name,
+        **profile_facts(setup.profile), "trace": setup.workload.name,
         "slo": scenario.slo, "seed": scenario.seed, "notes": list(setup.workload.notes),
     } | found  # fmt: skip
 
