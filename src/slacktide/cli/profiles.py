@@ -87,8 +87,11 @@ def _all(rows: list[tuple[str, str, str]]) -> None:
 def _one(profile: dict[str, Any]) -> None:
     print(f"{profile['name']} ({profile['label']})\n")
     for key, value in profile.items():
-        if key not in ("name", "label", "sources", "step_times"):
+        if key not in ("name", "label", "sources", "step_times", "region") and value not in (None, ""):
             print(f"  {key} = {_text(value)}")
+    for scene, box in getattr(profile["region"], "boxes", {}).items():
+        sides = ", ".join(f"{side} {low:,.0f} to {high:,.0f}" for side, (low, high) in box.items() if high > 0)
+        print(f"  measured {scene}: {sides}")
     for sample in profile["step_times"]:
         print(f"  {sample['step']}: {sample['ms']:.2f} ms")
     print("\nsources:")
@@ -97,4 +100,6 @@ def _one(profile: dict[str, Any]) -> None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, float) and 0 < value < 1:
+        return f"{value:.3g}"
     return f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)
