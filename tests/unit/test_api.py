@@ -218,3 +218,7 @@ def test_pieces_of_html_are_escaped_and_fit():
     assert widths[0] == pytest.approx(2 * widths[1])
     assert html.NAME + widths[0] * 6 / 5 < html.WIDTH
     assert html.bars([], "x") == html.bars([("a", 0.0, None, None)], "x") == ""
+
+
+def test_a_short_name_does_not_fold_the_head_of_the_table():
+    assert "\n policy " in repr(slacktide.simulate("eb", **SMALL))

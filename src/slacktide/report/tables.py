@@ -203,7 +203,7 @@ def _draw(console: Console, records: Sequence[Record], *, plain: bool) -> None:
         console.print(Text(line))
     names = _names(records)
     style = box.Box(_PLAIN_BOX, ascii=True) if plain else box.SIMPLE_HEAD
-    longest = max(len(name) for name in names)
+    longest = max(len(name) for name in [*names, "policy"])
     for columns, title in _TITLES:
         drawn = [(column, _cells(records, column, plain=plain)) for column in _used(records, columns)]
         room = console.width - _EDGE
