@@ -121,6 +121,13 @@ def test_the_design_reaches_the_ends_of_the_range_and_skewed_batches():
     assert skewed
 
 
+@pytest.mark.parametrize("envelope", [SMALL, Envelope(192, 6, 512, 46_000, 128)])
+def test_mixed_steps_fill_the_budget_and_all_seats(envelope):
+    shapes = np.stack([point.shape for point in design(envelope)["mixed"]])
+    assert shapes[:, s.NUM_TOKENS].max() == envelope.max_num_batched_tokens
+    assert shapes[:, s.NUM_SEQUENCES].max() == envelope.max_num_seqs
+
+
 def test_the_design_says_more_than_chance():
     points = candidates(SMALL)["mixed"]
     shapes = np.stack([point.shape for point in points])

@@ -125,7 +125,8 @@ def batches(envelope: Envelope) -> list[tuple[int, ...]]:
     """Decode batches: sizes by the factor 1.5, contexts equal or skewed."""
     found: list[tuple[int, ...]] = []
     block = envelope.block_size
-    for n in ladder(1, min(envelope.max_num_seqs, envelope.max_num_batched_tokens), 1.5):
+    most = min(envelope.max_num_seqs, envelope.max_num_batched_tokens)
+    for n in sorted({*ladder(1, most, 1.5), max(most - 1, 1)}):  # all seats, and all but one for a prompt
         for context in CONTEXTS:
             found.append((_decode_context(context, block),) * n)
             if n >= 4:
@@ -136,19 +137,28 @@ def batches(envelope: Envelope) -> list[tuple[int, ...]]:
     return found
 
 
+def full_steps(rows: list[tuple[int, ...]], envelope: Envelope) -> list[Point]:
+    """Decodes and a chunk that fills the token budget: what a busy vLLM runs most of the time."""
+    found, block = [], envelope.block_size
+    for decodes in rows:
+        rest = envelope.max_num_batched_tokens - len(decodes)
+        found += [Point(((rest, u),), decodes) for u in (0, -(-CONTEXTS[2] // block) * block) if rest > 0]
+    return found
+
+
 def _decode_context(context: int, block: int) -> int:
     """A context that the prefix cache supplies but for one token: whole blocks and one more; short ones as they are."""
     return context if context < block else context // block * block + 1
 
 
 def prompts(envelope: Envelope) -> list[tuple[tuple[int, int], ...]]:
-    """Prompt chunks: one, or two to four at once; after cached tokens or from the start."""
+    """Prompt chunks: one, or two to eight at once; after cached tokens or from the start."""
     found: list[tuple[tuple[int, int], ...]] = []
     block = envelope.block_size
     for total in ladder(16, envelope.max_num_batched_tokens, 1.5):
         cached = (0, *(-(-context // block) * block for context in CONTEXTS[1:]))
         found.extend(((total, u),) for u in dict.fromkeys(cached))
-        found.extend(((total // parts, 0),) * parts for parts in (2, 4) if total >= 16 * parts)
+        found.extend(((total // parts, 0),) * parts for parts in (2, 4, 8) if total >= 16 * parts)
     return found
 
 
@@ -159,7 +169,7 @@ def candidates(envelope: Envelope, seed: int = 0) -> dict[str, list[Point]]:
     found = {
         "decode": [Point((), b) for b in rows],
         "prefill": [Point(c, ()) for c in chunks],
-        "mixed": [Point(c, b) for c in chunks for b in rows],
+        "mixed": [Point(c, b) for c in chunks for b in rows] + full_steps(rows, envelope),
     }
     chosen: dict[str, list[Point]] = {}
     for scene, points in found.items():
