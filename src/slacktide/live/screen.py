@@ -109,7 +109,7 @@ def _shadow(view: View) -> list[Line]:
 
 def _classes(view: View, full: str, room: int) -> list[Line]:
     """Attainment per class since the start; `room` lines in all."""
-    lines: list[Line] = [[("class       met SLO                       ended    late: ttft     tbt    e2el", DIM)]]
+    lines: list[Line] = [[("class       met SLO since start           ended    late: ttft     tbt    e2el", DIM)]]
     if not view.classes:
         return [*lines, [("no request has ended yet", DIM)]]
     shown = view.classes if len(view.classes) <= room - 1 else view.classes[: room - 2]
