@@ -8,25 +8,19 @@ from pathlib import Path
 import slacktide
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "vllm-v1": (
-        "vllm-v1", "vllm-v1:max_num_batched_tokens=2048", "vllm-v1:max_num_batched_tokens=1024",
-        "vllm-v1:max_num_batched_tokens=512",
-    ),
-    "sarathi-edf": (
-        "sarathi-edf:chunk_size=512", "sarathi-edf:chunk_size=256", "sarathi-edf:chunk_size=1024",
-        "sarathi-edf:chunk_size=2048",
-    ),
+    "vllm-v1": ("vllm-v1", *(f"vllm-v1:max_num_batched_tokens={n}" for n in (2048, 1024, 512, 256))),
+    "sarathi-edf": tuple(f"sarathi-edf:chunk_size={n}" for n in (512, 256, 128, 1024, 2048)),
     "greedy-dynamic": (
-        "greedy-dynamic:guard=0.35", "greedy-dynamic", "greedy-dynamic:max_chunk=512",
+        "greedy-dynamic:guard=0.35", "greedy-dynamic", *(f"greedy-dynamic:max_chunk={n}" for n in (512, 256, 128)),
         "greedy-dynamic:max_chunk=2048,margin=1.2",
     ),
     "qoserve": (
-        "qoserve:guard=0.35", "qoserve:max_chunk=512", "qoserve:max_chunk=1024",
+        "qoserve:guard=0.35", *(f"qoserve:max_chunk={n}" for n in (1024, 512, 256, 128)),
         "qoserve:max_chunk=2048,alpha=0.001,margin=1.2",
     ),
-    "sliding": ("sliding", "sliding:max_chunk=512", "sliding:max_chunk=1024", "sliding:margin=1.2"),
+    "sliding": ("sliding", *(f"sliding:max_chunk={n}" for n in (1024, 512, 256, 128)), "sliding:margin=1.2"),
     "eb-plus": ("eb-plus", "eb-adaptive"),
-    "sola": ("sola:guard=0.35", "sola:max_chunk=512"),
+    "sola": ("sola:guard=0.35", *(f"sola:max_chunk={n}" for n in (512, 256))),
 }  # fmt: skip
 """Family -> its grid; the first is where tuning starts. Token budgets cap QoServe and Sliding too (`max_chunk`)."""
 TIDE = "tide"

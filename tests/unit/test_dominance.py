@@ -17,7 +17,7 @@ from slacktide.core.spec import parse_policies
 from slacktide.workload.requests import Workload
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "dominance"
-MODULES = ("cells", "policies", "pieces", "report")
+MODULES = ("cells", "policies", "pieces", "report", "run")
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +134,61 @@ def test_ratios_are_paired(bench):
     assert middle == pytest.approx(1.0)
     assert low < 1 < high
     assert report.ratio([0.0, 1.0], [1.0, 1.0]) is None
+
+
+def fake_row(piece) -> dict:
+    """What a piece might find: `tide` 10 % ahead, but 10 % behind on one load."""
+    ahead = 0.9 if piece.cell.load == "bwb" else 1.1
+    rate = 4.0 * (ahead if piece.family == "tide" else 1.0 - 0.01 * len(piece.family))
+    row = {"kind": piece.kind, "cell": piece.cell.name, "profile": piece.cell.profile, "load": piece.cell.load,
+           "family": piece.family, "version": "x", "variant": piece.family}  # fmt: skip
+    by_kind = {
+        "goodput": {"rates": [rate, rate * 2, rate]},
+        "biased": {"rates": [rate]},
+        "throughput": {"rate": rate},
+        "overload": {"attainment": [rate / 5, rate / 6]},
+        "bound": {"bound": [6.0, 12.0, 6.0], "sustained": [8.0] * 3},
+    }
+    return row | by_kind[piece.kind]
+
+
+def test_phases_follow_one_another_and_resume(bench, tmp_path, monkeypatch):
+    run, cells, asked = bench["run"], bench["cells"].fraction(), []
+
+    def measured(piece):
+        asked.append(piece)
+        return fake_row(piece)
+
+    monkeypatch.setattr(run, "run", measured)
+    monkeypatch.setattr(run, "RESULTS", tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "README.md").write_text("<!-- results -->\n<!-- /results -->\n")
+    run.measure("baselines", cells, 1, 10)
+    assert len(asked) == 10
+    run.measure("baselines", cells, 1, None)
+    rivals = len(bench["policies"].FAMILIES)
+    kinds = [piece.kind for piece in asked]
+    assert kinds.count("goodput") == rivals * (36 + 9)
+    assert kinds.count("overload") == rivals * 18
+    assert kinds.count("throughput") == 2 * 12
+    assert kinds.count("biased") == 3 * 24
+    assert len({piece.key for piece in asked}) == len(asked)
+    before = len(asked)
+    run.measure("baselines", cells, 1, None)
+    assert len(asked) == before
+    run.measure("tide", cells, 1, None)
+    run.measure("bounds", cells, 1, None)
+    overloads = [piece for piece in asked if piece.kind == "overload" and piece.family == "tide"]
+    assert {dict(piece.given)["rate"] for piece in overloads} == {4.0 * (1 - 0.01 * len("sola"))}
+    assert all(dict(p.given)["variant"] == ("tide:slo_mode=gap" if p.cell.form == "gap" else "tide") for p in overloads)
+    bench["report"].render(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert "36 of 36 for all baselines, 36 with `tide`" in text
+    assert "| h100-1.15 bwb tight | sola | 0.938 (0.94-0.94) | yes | not looked into yet |" in text
+    assert "lowest 0.938" in text
+    assert "earlier version" in text  # no source has the digest x
+    for missing in ("Not measured yet", "nan"):
+        assert missing not in text
 
 
 def test_unfinished_cells_are_shown(bench, tmp_path):
