@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
         write_json(directory / RESULT, plain({"runs": records, "command": args.command}))
     if args.json:
-        print_json({"runs": records})
+        print_json({"runs": records, "command": args.command})
         return 0
     _show(records)
     if directory is not None:
