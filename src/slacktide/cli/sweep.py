@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     if len(failed) == len(records):
         raise InputError(f"all {len(records)} runs failed; {failed[0]['label']}: {failed[0]['error']}")
     if args.json:
-        print_json({"runs": records})
+        print_json({"runs": records, "command": args.command})
     else:
         _show(records)
         if directory is not None:
