@@ -174,8 +174,12 @@ def _dispatch(given: list[str]) -> int:
     return verb.run(args)
 
 
-# Flags about where results go: a command that is repeated elsewhere names its own places. Value: takes an argument?
-_PLACES = {"--json": False, "--quiet": False, "--out": True, "--html": True, "--timeline": True, "--explain": True}
+# Flags about where results go, and how fast: a command that is repeated elsewhere names its own. Value: takes an
+# argument?
+_PLACES = {
+    "--json": False, "--quiet": False, "--out": True, "--html": True, "--timeline": True, "--window": True,
+    "--explain": True, "--run": True, "--jobs": True,
+}  # fmt: skip
 
 
 def command_line(name: str, rest: Sequence[str]) -> str:
