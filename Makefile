@@ -12,7 +12,7 @@ POLICY ?= fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi-edf,sarathi-srpf,sglang,trtl
 SLO ?= ttft:1000,tbt:50
 OUT ?= demo-results
 # The policy that the demo puts into vLLM.
-ENGINE_POLICY ?= sarathi-edf
+ENGINE_POLICY ?= tide
 
 # Test workers; any pytest option goes into ARGS.
 JOBS ?= 2

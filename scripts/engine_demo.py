@@ -30,7 +30,7 @@ BATCH = 16  # requests at once when capacity is measured; the server's --max-num
 LOAD = 0.85  # of the measured capacity: a queue comes and goes, which is where schedulers differ
 TTFT_FACTOR, TBT_FACTOR = 8.0, 3.0  # targets, in times of what a request alone gets (SlidingServe: 5 to 10 for TTFT)
 MAX_MODEL_LEN = 2048
-POLICY = "sarathi-edf"
+POLICY = "tide"
 
 
 @dataclass(frozen=True)
