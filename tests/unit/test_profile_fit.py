@@ -214,6 +214,11 @@ def test_sources_are_fitted_together_with_the_hosts_share_of_traffic(measured, t
     assert both.host.per_step == pytest.approx(2e-3, rel=0.05)
     assert len(np.unique(both.group)) == len(np.unique(read_steps(measured).group)) + 600 // 50
     assert both.facts["engine"]["num_gpu_blocks"] == 1001
+    head = {"kind": "traffic", "facts": {"engine": {"frontend_ms": 7.0, "num_gpu_blocks": 5}}}
+    lines = (tmp_path / "steps.jsonl").read_text()
+    (tmp_path / "traffic.jsonl").write_text(json.dumps(head) + "\n" + lines)
+    both = joined([read_steps(measured), read_steps(tmp_path / "traffic.jsonl")])
+    assert (both.facts["engine"]["frontend_ms"], both.facts["engine"]["num_gpu_blocks"]) == (7.0, 1001)
 
 
 # ---- parts -----------------------------------------------------------------------------------------------------------

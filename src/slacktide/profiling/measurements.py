@@ -241,6 +241,16 @@ def logged(
     return Steps(shapes, duration, np.full(n, whole), designed, group, weights, host, source, facts or {}, notes)
 
 
+def _merged(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of several sources; the first that tells something is believed, key by key within engine and the like."""
+    found: dict[str, Any] = {}
+    for part in reversed(facts):
+        for key, value in part.items():
+            old = found.get(key)
+            found[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+    return found
+
+
 def joined(parts: Sequence[Steps]) -> Steps:
     """All steps of several sources. The host's share is that of traffic, where a log tells it, else of the design.
 
@@ -259,6 +269,6 @@ def joined(parts: Sequence[Steps]) -> Steps:
         np.concatenate([part.weights for part in parts]),
         known[0].host if known else parts[0].host,
         " and ".join(part.source for part in parts),
-        {key: value for part in reversed(parts) for key, value in part.facts.items()},
+        _merged([part.facts for part in parts]),
         tuple(dict.fromkeys(note for part in parts for note in part.notes)),
     )
