@@ -19,7 +19,7 @@ from slacktide.metrics.log import RunLog
 from slacktide.metrics.slo import judge
 from slacktide.search.evaluate import certainly_missed
 from slacktide.search.scenario import Scenario, Setup, build_policy, prepare
-from slacktide.sim.engine import simulate
+from slacktide.sim.engine import PlanError, simulate
 
 TARGET = 0.99
 RATIO = 1.02
@@ -130,7 +130,10 @@ class Search:
 
 
 def attainment(of: Task, text: str, rate: float, mode: str, *, stop: bool) -> float:
-    """Share of the requests in time at `rate`; an upper bound below the target when `stop` ended the run early."""
+    """Share of the requests in time at `rate`; an upper bound below the target when `stop` ended the run early.
+
+    0 where the policy does not get on at all (thrashes for ever): the benchmark goes on, and says so in its log.
+    """
     spec = spec_of(text)
     setup, n, best = of.setup, len(of.workload), 1.0
 
@@ -139,10 +142,15 @@ def attainment(of: Task, text: str, rate: float, mode: str, *, stop: bool) -> fl
         best = (n - int(certainly_missed(log, mode).sum())) / n
         return best < TARGET
 
-    found = simulate(
-        of.workload.with_arrivals(of.workload.arrival_time / rate), build_policy(spec, {}), setup.profile.latency,
-        config_of(setup, spec), belief=setup.belief, stop=hopeless if stop else None,
-    )  # fmt: skip
+    load = of.workload.with_arrivals(of.workload.arrival_time / rate)
+    try:
+        found = simulate(
+            load, build_policy(spec, {}), setup.profile.latency, config_of(setup, spec), belief=setup.belief,
+            stop=hopeless if stop else None,
+        )  # fmt: skip
+    except PlanError as error:
+        print(f"{text} at {rate:g} requests/s: {error}", flush=True)
+        return 0.0
     return best if found.stopped else float(judge(found.log, mode).attainment() or 0.0)
 
 
