@@ -78,8 +78,8 @@ LOADS: dict[str, Load] = {
     "mooncake": Load("mooncake-conversation", "own", 300, 30_000, 100.0, "ttft:10x,tbt:80"),
 }  # fmt: skip
 """The nine loads of the table. Mooncake's 30 s are its authors': with 10 s more than 1 % of the prompts, of up to
-120,000 tokens, are too long on some GPUs even alone. Proportional targets are SlidingServe's: 5 or 10 times the prompt's
-isolated prefill."""
+120,000 tokens, are too long on some GPUs even alone. Proportional targets are SlidingServe's: 5 or 10 times the
+prompt's isolated prefill."""
 VARYING: dict[str, Load] = {
     "ramp": Load("azure-conv", "ramp", 500, 1000),
     "burst": Load("azure-conv", "burst", 500, 1000),
