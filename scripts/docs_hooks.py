@@ -35,7 +35,7 @@ def on_config(config: Any) -> Any:
     return config
 
 
-COMING = {"background/tide.md", "background/bounds.md"}
+COMING = {"background/tide.md"}
 """Pages that the navigation names before they are there."""
 
 
