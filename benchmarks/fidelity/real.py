@@ -54,8 +54,8 @@ a decode step of 8 sequences. The fitted profile decides alone, so that nobody c
 START, SETTLE = 45.0, 12.0
 """Seconds that a server needs to start on a CPU, and that the last answers of a run take: for the plan alone."""
 CAPACITY_SECONDS, CAPACITY_USERS = 40.0, 48
-BUSY = 1.0
-"""Other processes' load, in cores, above which a run's line says that the machine was busy."""
+BUSY = 0.3
+"""Cores busy while our server idles, above which a run's line says that the machine was busy."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +175,22 @@ def read_runs(out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
+def busy_cores(seconds: float = 2.0) -> float:
+    """Cores that are busy now, from /proc/stat; 0 where there is none."""
+
+    def read() -> tuple[int, int]:
+        try:
+            values = [int(v) for v in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+        except (OSError, ValueError):
+            return 0, 0
+        return sum(values), values[3] + values[4]  # idle, and waiting for a disk
+
+    before = read()
+    time.sleep(seconds)
+    whole, idle = (a - b for a, b in zip(read(), before, strict=True))
+    return (os.cpu_count() or 1) * (1 - idle / whole) if whole else 0.0
+
+
 def same_server(todo: list[Piece]) -> Iterator[list[Piece]]:
     """Consecutive pieces with the same trace, load and policy."""
     group: list[Piece] = []
@@ -205,12 +221,12 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
         started([model, *ENGINE], first.policy, slo, None, Path(folder)) as url,
     ):
         for piece in group:
-            others = os.getloadavg()[0]
+            others = busy_cores()
             summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", given)
             kept = {name: summary.get(name) for name in FIGURES}
             row = {
                 "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
-                **goal, "load_before": round(others, 2), "at": time.strftime("%Y-%m-%d %H:%M"), "summary": kept,
+                **goal, "busy_cores": round(others, 2), "at": time.strftime("%Y-%m-%d %H:%M"), "summary": kept,
             }  # fmt: skip
             with (out / "runs.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")

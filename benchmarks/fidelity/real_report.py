@@ -27,7 +27,7 @@ def write_report(out: Path, repeats: int, readme: Path | None = None) -> int:
             found["cells"]["/".join(map(str, cell))] = {
                 "runs": len(rows),
                 "of": repeats,
-                "busy": sum(row["load_before"] > BUSY for row in rows),
+                "busy": sum(row["busy_cores"] > BUSY for row in rows),
                 "rows": [row.__dict__ for row in table],
                 "steps_outside": None if simulated is None else simulated["steps_outside"],
             }

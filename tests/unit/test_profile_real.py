@@ -33,7 +33,7 @@ def modules(monkeypatch):
 def row(real, piece, simulated, change=1.0):
     return {
         "key": piece.key, "trace": piece.trace, "load": piece.load, "policy": piece.policy, "repeat": piece.repeat,
-        "rate": 1.0, "seconds": 20.0, "ttft": 2.0, "tbt": 0.2, "load_before": 0.3,
+        "rate": 1.0, "seconds": 20.0, "ttft": 2.0, "tbt": 0.2, "busy_cores": 0.1,
         "summary": {name: None if simulated.get(name) is None else simulated[name] * change for name in real.FIGURES},
     }  # fmt: skip
 
