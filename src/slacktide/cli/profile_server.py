@@ -182,7 +182,7 @@ def _write(
 ) -> None:
     import numpy as np
 
-    from slacktide.profiling.engine_vllm import hardware, versions
+    from slacktide.profiling.machine import hardware, versions
 
     told = dict(engine)
     if waits:

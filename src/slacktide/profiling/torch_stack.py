@@ -109,7 +109,7 @@ class TorchStack:
 
     def facts(self) -> dict[str, Any]:
         """What was measured, on what."""
-        from slacktide.profiling.engine_vllm import hardware, versions
+        from slacktide.profiling.machine import hardware, versions
 
         # The KV of a whole model: measured layers alone would leave room for more.
         blocks = self._kv_tokens * self.layers // self.model.layers // BLOCK_SIZE
