@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slacktide.core import tide as t
-from slacktide.core.kernels_tide import accept
+from slacktide.core.kernels_tide_supply import accept
 from slacktide.core.latency import AffineModel
 from slacktide.core.live import NUM_INT_FIELDS, PRIORITY
 from slacktide.core.pack import as_policy

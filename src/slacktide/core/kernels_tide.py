@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
-from slacktide.core.kernels_latency import fill_packed, step_time_packed
 from slacktide.core.kinds import DECODE, IDLE, PREFILL
 from slacktide.core.live import (
     ARRIVAL,
@@ -21,37 +20,23 @@ from slacktide.core.live import (
     NUM_IN_FLIGHT,
     NUM_OUTPUT,
     NUM_PROMPT,
-    PRIORITY,
     SLO_E2E,
     SLO_TBT,
     SLO_TTFT,
     STATUS,
 )
 from slacktide.core.tide import (
-    ACCEPTED,
     ARRIVAL_RATE,
     DECODE_TIME,
-    DEMOTED,
-    F_DEMAND,
-    F_EVENT,
     F_GROWTH,
-    F_HOLD,
-    F_JUMP,
     F_PACE,
-    F_SERVICE,
     F_SLACK,
-    F_SLOPE,
-    FIXED,
     GAP_MODE,
     I_COMPUTED,
     I_KIND,
     I_MISSED,
     I_REMAINING,
-    I_ROLE,
-    KNEE,
-    KNEE_TIME,
     LAST_RELEASE,
-    LEAST_TIME,
     M_BYPASSED,
     M_INDEX,
     M_LAST,
@@ -61,20 +46,14 @@ from slacktide.core.tide import (
     MAX_GAP,
     MISS_RATE,
     NUM_ARRIVALS,
-    NUM_SIZES,
     OUT_SUM,
     OUT_WEIGHT,
     PACE,
-    PER_PAIR,
-    PER_TOKEN,
     PRIOR_OUTPUT,
     RECENT,
     RELEASED_COUNT,
     RELEASED_TIME,
     RELEASED_TOKENS,
-    SCENE_ALONE,
-    SHARED,
-    SIZE_EDGES,
     TIGHTEST,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
@@ -87,10 +66,6 @@ PRIOR_WEIGHT = 10.0
 """Finished requests that the prior output length counts for."""
 EPSILON = 1e-9
 """Seconds: a token this much behind its deadline is on time, whatever rounding did."""
-KNEE_SHARE = 0.95
-"""A prefill step is large enough where its tokens cost at most 1 / 0.95 of the cheapest."""
-LEAST_CHUNK = 32
-"""Tokens of the smallest chunk worth a step, about a tile's rows: below it a step costs the same and does less."""
 
 
 @compiled
@@ -257,201 +232,3 @@ def expect(ints: IntArray, floats: FloatArray, n: int, start: float, output: flo
         else:
             own = time - (left - 1.0) * min(sf[F_PACE, row], max(state[DECODE_TIME], 1e-6))
         sf[F_SLACK, row] = min(sf[F_SLACK, row], own)
-
-
-@compiled
-def time_of(packed: FloatArray, decodes: float, context: float, longest: float, left: IntArray, done: IntArray,
-            prefill: float, shape: FloatArray) -> float:  # fmt: skip
-    """Predicted seconds of the decodes plus `prefill` tokens of the queue, nothing corrected."""
-    shape[8] = decodes
-    shape[9] = context
-    shape[10] = longest if decodes > 0.0 else 0.0
-    fill_packed(packed, prefill, left, done, shape)
-    return step_time_packed(packed, shape)
-
-
-@compiled
-def size_class(tokens: float) -> int:
-    """Size class of a step (`tide.SIZE_EDGES`)."""
-    size = 0
-    while size < NUM_SIZES - 1 and tokens > SIZE_EDGES[size]:
-        size += 1
-    return size
-
-
-@compiled
-def factors_of(learned: FloatArray, deviations: float, by_size: bool, factors: FloatArray) -> None:
-    """Fill float64[3, 16]: what predictions are multiplied by, per scene and size: mean + `deviations` deviations.
-
-    A size class seen k times weighs k against the SHARED of its scene.
-    """
-    for scene in range(3):
-        mean, deviation = learned[0, scene, SCENE_ALONE], learned[1, scene, SCENE_ALONE]
-        for size in range(NUM_SIZES):
-            w = learned[2, scene, size] / (learned[2, scene, size] + SHARED) if by_size else 0.0
-            own_mean = w * learned[0, scene, size] + (1.0 - w) * mean
-            own_deviation = w * learned[1, scene, size] + (1.0 - w) * deviation
-            factors[scene, size] = own_mean + deviations * own_deviation
-
-
-@compiled
-def seconds_of(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
-               done: IntArray, prefill: float, least: float, shape: FloatArray) -> float:  # fmt: skip
-    """Corrected seconds of the decodes plus `prefill` tokens of the queue.
-
-    `least`: predicted seconds of the decodes alone. A fitted belief may say that a few prompt tokens make a step
-    shorter; they do not.
-    """
-    raw = max(time_of(packed, decodes, context, longest, left, done, prefill, shape), least)
-    scene = 0 if prefill == 0.0 else (1 if decodes == 0.0 else 2)
-    return raw * factors[scene, size_class(shape[0])]  # type: ignore[no-any-return]
-
-
-@compiled
-def learn_prices(packed: FloatArray, limit: int, state: FloatArray, shape: FloatArray) -> None:
-    """What prompt tokens, attended pairs and decode rounds cost by the belief; only once per belief.
-
-    Pairs: what 4,096 cached tokens add to a step of `limit` tokens. Tokens: the rest of such a step, attention taken
-    off. Knee: the smallest power-of-two step (times 1 or 1.5) whose tokens cost at most 1 / KNEE_SHARE of the cheapest.
-    """
-    left, done = np.full(1, limit), np.zeros(1, dtype=np.int64)
-    size = min(limit, 2048)
-    plain = time_of(packed, 0.0, 0.0, 0.0, left, done, float(size), shape)
-    done[0] = 4096
-    deep = time_of(packed, 0.0, 0.0, 0.0, left, done, float(size), shape)
-    done[0] = 0
-    state[PER_PAIR] = max(deep - plain, 0.0) / (4096.0 * size)
-    state[PER_TOKEN] = max(plain / size - state[PER_PAIR] * 0.5 * size, 1e-12)
-    state[FIXED] = time_of(packed, 1.0, 1.0, 1.0, left, done, 0.0, shape)
-    best = 0.0
-    for i in range(2):
-        tokens = 16
-        while True:
-            for half in range(2):
-                p = min(tokens + half * (tokens // 2), limit)
-                seconds = time_of(packed, 0.0, 0.0, 0.0, left, done, float(p), shape)
-                linear = p * (state[PER_TOKEN] + 0.5 * state[PER_PAIR] * p) / seconds
-                if i == 0:
-                    best = max(best, linear)
-                elif linear >= KNEE_SHARE * best:
-                    state[KNEE], state[KNEE_TIME] = float(p), seconds
-                    state[LEAST_TIME] = time_of(
-                        packed, 0.0, 0.0, 0.0, left, done, float(min(LEAST_CHUNK, limit)), shape
-                    )
-                    return
-            if tokens >= limit:
-                break
-            tokens *= 2
-
-
-@compiled
-def demand_events(
-    decodes: IntArray, slack: FloatArray, pace: FloatArray, growth: FloatArray, times: FloatArray, jumps: FloatArray,
-    slopes: FloatArray,
-) -> int:  # fmt: skip
-    """The decode rounds that deadlines ask for, as events; returns how many.
-
-    Decode i wants its next token by s, then one per pace, until it has its c expected tokens: min((t - s) / pace + 1,
-    c) tokens by time t >= s. That is a jump of 1 at s, a slope of 1 / pace from there on, and its end at
-    s + (c - 1) pace.
-    """
-    m = 0
-    for i in range(decodes.size):
-        row = decodes[i]
-        if slack[row] == np.inf:
-            continue
-        begin = max(slack[row], 0.0)
-        times[m], jumps[m], slopes[m] = begin, 1.0, 0.0
-        if pace[row] < np.inf and growth[row] > 1.0:
-            slopes[m] = 1.0 / pace[row]
-            m += 1
-            times[m], jumps[m], slopes[m] = begin + (growth[row] - 1.0) * pace[row], 0.0, -1.0 / pace[row]
-        m += 1
-    return m
-
-
-@compiled
-def accept(
-    order: IntArray,
-    decodes: IntArray,
-    round_time: float,
-    kappa: float,
-    demote: bool,
-    room: FloatArray,
-    rates: FloatArray,
-    ints: IntArray,
-    si: IntArray,
-    sf: FloatArray,
-) -> tuple[int, bool]:
-    """Moore-Hodgson over on-time prompts: mark the largest set that can be on time; returns (accepted, pressed).
-
-    `order`: rows by deadline. Prompt j may end at kappa * (t_j - demand(t_j)): the engine's time until then less what
-    the decodes ask for, `round_time` seconds per round of all of them. Where the accepted work does not fit, the
-    least important of the longest prompts is demoted. The accepted who wait must also find KV tokens and seats until
-    then: `room` has those free now, `rates` those that come back per second (infinite: not looked at). Fills F_DEMAND
-    (seconds that decodes want until t_j) and marks I_ROLE. Pressed: some accepted prompt has no time for another
-    decode round.
-    """
-    slack, service, hold = sf[F_SLACK], sf[F_SERVICE], sf[F_HOLD]
-    times, jumps, slopes = sf[F_EVENT], sf[F_JUMP], sf[F_SLOPE]
-    m = demand_events(decodes, slack, sf[F_PACE], sf[F_GROWTH], times, jumps, slopes)
-    by_time = np.argsort(times[:m], kind="mergesort")
-    per_round = round_time / decodes.size if decodes.size > 0 else 0.0
-    event, last, level, slope = 0, 0.0, 0.0, 0.0
-    total, tokens, count, seats = 0.0, 0.0, 0, 0
-    for i in range(order.size):
-        row = order[i]
-        t = slack[row]
-        wanted = 0.0
-        if t < np.inf:
-            while event < m and times[by_time[event]] <= t:
-                e = by_time[event]
-                level += slope * (times[e] - last) + jumps[e]
-                slope += slopes[e]
-                last = times[e]
-                event += 1
-            wanted = per_round * (level + slope * max(t - last, 0.0))
-        sf[F_DEMAND, row] = wanted
-        si[I_ROLE, row] = ACCEPTED
-        total += service[row]
-        count += 1
-        if ints[STATUS, row] != RUNNING:
-            seats += 1
-            tokens += hold[row]
-        if not demote or t == np.inf:
-            continue
-        supply = kappa * (t - wanted)
-        while count > 0:
-            late = total > supply
-            short = tokens > room[0] + rates[0] * t
-            if not (late or short or seats > room[1] + rates[1] * t):
-                break
-            worst = -1
-            for k in range(i + 1):
-                other = order[k]
-                if si[I_ROLE, other] != ACCEPTED or (not late and ints[STATUS, other] == RUNNING):
-                    continue  # KV or seats alone are short: who has them frees none
-                weight = service[other] if late or not short else hold[other]
-                most = 0.0 if worst < 0 else (service[worst] if late or not short else hold[worst])
-                if (
-                    worst < 0
-                    or ints[PRIORITY, other] > ints[PRIORITY, worst]
-                    or (ints[PRIORITY, other] == ints[PRIORITY, worst] and weight >= most)
-                ):
-                    worst = other
-            if worst < 0:
-                break
-            si[I_ROLE, worst] = DEMOTED
-            total -= service[worst]
-            count -= 1
-            if ints[STATUS, worst] != RUNNING:
-                seats -= 1
-                tokens -= hold[worst]
-    total, pressed = 0.0, False
-    for i in range(order.size):
-        row = order[i]
-        if si[I_ROLE, row] == ACCEPTED:
-            total += service[row]
-            if slack[row] < np.inf and slack[row] - total < round_time:
-                pressed = True
-    return count, pressed

@@ -9,26 +9,31 @@ import numpy as np
 
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_latency import step_time_packed
-from slacktide.core.kernels_tide import (
+from slacktide.core.kernels_tide import expect, look
+from slacktide.core.kernels_tide_fill import (
+    best_size,
+    blocks_of,
+    bounds_of,
+    build_queue,
+    fit,
+    order_prompts,
+    pick_victim,
+    sums_of,
+)
+from slacktide.core.kernels_tide_supply import (
     LEAST_CHUNK,
     accept,
-    expect,
     factors_of,
     learn_prices,
-    look,
     seconds_of,
     size_class,
     time_of,
 )
-from slacktide.core.kinds import DECODE, IDLE, PREFILL
+from slacktide.core.kinds import DECODE, PREFILL
 from slacktide.core.live import (
     ADMISSION_ORDER,
     NUM_BLOCKS,
-    NUM_CACHED,
-    NUM_CACHED_FREE,
-    NUM_COMPUTED,
     NUM_OUTPUT,
-    NUM_PREEMPTIONS,
     NUM_PROMPT,
     NUM_SHARED,
     PRIORITY,
@@ -75,7 +80,6 @@ from slacktide.core.tide import (
     LATE_PREFILL,
     LATE_SHARE,
     LEAST_TIME,
-    M_BYPASSED,
     MEMORY,
     MISS_RATE,
     MIXED,
@@ -153,192 +157,46 @@ EVICT_ONCE = 1
 
 
 @compiled
-def _blocks_of(ints: IntArray, row: int, tokens: int, block_size: int) -> int:
-    """New blocks of a running row that computes `tokens` more."""
-    return max(-(-(ints[NUM_COMPUTED, row] + tokens) // block_size) - ints[NUM_BLOCKS, row], 0)  # type: ignore[no-any-return]
+def join_late(
+    ints: IntArray, n: int, packed: FloatArray, safe: FloatArray, limit: float, free: int, kept_back: int, budget: int,
+    block_size: int, round_raw: float, si: IntArray, shape: FloatArray,
+) -> tuple[int, int, float]:  # fmt: skip
+    """Let late decodes join the round, one by one in order of arrival, while it takes at most `limit` seconds.
 
-
-@compiled
-def _whole(ints: IntArray, row: int, block_size: int, max_model_len: int) -> int:
-    """Free blocks that a waiting row takes for all its known tokens; blocks of a cached prefix that others hold are
-    free of charge."""
-    known = min(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row], max_model_len)
-    shared = ints[NUM_CACHED, row] // block_size - ints[NUM_CACHED_FREE, row]
-    return max(-(-known // block_size) - shared, 0)  # type: ignore[no-any-return]
-
-
-@compiled
-def _victim(ints: IntArray, n: int, si: IntArray, sf: FloatArray, late_only: bool, most: int) -> int:
-    """Running row to preempt, -1 for none: late ones first (least computed), then those of least output and most slack.
-
-    The oldest running request is spared, so that somebody always ends. `most`: rows preempted so often are spared too
-    (negative: none is).
+    They leave alone the blocks kept back for running prompts, unless nobody else decodes. Appends them behind the
+    on-time rows of I_DECODES; returns (how many, new blocks, seconds of the whole round as predicted).
     """
-    oldest, best = -1, -1
+    decodes = si[I_DECODES]
+    count, context, longest = 0, 0.0, 0.0
     for row in range(n):
-        if ints[STATUS, row] != RUNNING or si[I_GONE, row] != 0 or si[I_KIND, row] == IDLE:
-            continue
-        if oldest < 0:
-            oldest = row
-            continue
-        if most >= 0 and ints[NUM_PREEMPTIONS, row] >= most:
-            continue
-        late = si[I_MISSED, row] != 0
-        if late_only and not late:
-            continue
-        if best < 0:
-            best = row
-            continue
-        best_late = si[I_MISSED, best] != 0
-        if late != best_late:
-            better = late
-        elif late:
-            better = ints[NUM_COMPUTED, row] <= ints[NUM_COMPUTED, best]
-        elif ints[NUM_OUTPUT, row] != ints[NUM_OUTPUT, best]:
-            better = ints[NUM_OUTPUT, row] < ints[NUM_OUTPUT, best]
-        else:
-            better = sf[F_SLACK, row] >= sf[F_SLACK, best]
-        if better:
-            best = row
-    return best
-
-
-@compiled
-def _sums(rows: IntArray, computed: IntArray) -> tuple[float, float]:
-    """(contexts summed, the largest) of decodes."""
-    context, longest = 0.0, 0.0
-    for i in range(rows.size):
-        u = float(computed[rows[i]])
-        context += u
-        longest = max(longest, u)
-    return context, longest
-
-
-@compiled
-def fit(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
-        done: IntArray, top: int, bound: float, least: float, shape: FloatArray) -> int:  # fmt: skip
-    """Prompt tokens, at most `top`, that fill `bound` corrected seconds beside the decodes; 0 when none fit.
-
-    The answer itself is predicted to fit, also where corrected times are not monotone.
-    """
-    if top <= 0 or not bound > 0.0:
-        return 0
-    if seconds_of(packed, factors, decodes, context, longest, left, done, float(top), least, shape) <= bound:
-        return top
-    low, high = 0, top
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if seconds_of(packed, factors, decodes, context, longest, left, done, float(middle), least, shape) <= bound:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def best_size(packed: FloatArray, factors: FloatArray, decodes: float, context: float, longest: float, left: IntArray,
-              done: IntArray, most: int, prices: FloatArray, worth: float, sizes: int, saturation: float, least: float,
-              shape: FloatArray) -> tuple[int, float, float]:  # fmt: skip
-    """(prompt tokens, value, seconds) of the best step of at most `most` prompt tokens: greatest value per second.
-
-    Looks at `sizes` sizes: the largest, then the tile edges of the whole step below it (multiples of 64 tokens up to
-    512, of a fifth beyond). Once compute is saturated larger steps hardly gain: the smallest within the share
-    `saturation` of the best wins, because first tokens come sooner.
-    """
-    best, best_value, best_time, top = 0, 0.0, 1.0, 0.0
-    p = most
-    for _ in range(sizes):
-        if p <= 0:
+        if si[I_ROLE, row] == ON_TIME_DECODE and count < budget:
+            u = float(si[I_COMPUTED, row])
+            context += u
+            longest = max(longest, u)
+            count += 1
+    joined, taken, seconds = 0, 0, round_raw
+    alone = count == 0
+    for row in range(n):
+        if count >= budget:
             break
-        seconds = seconds_of(packed, factors, decodes, context, longest, left, done, float(p), least, shape)
-        value = prices[0] * p + prices[1] * (shape[5] - 0.5 * shape[6]) + worth
-        ratio = value / seconds
-        if ratio >= (1.0 - saturation) * max(top, ratio):
-            best, best_value, best_time = p, value, seconds
-        top = max(top, ratio)
-        n = p + int(decodes)
-        tile = 64 if n <= 512 else 128 * max(1, n // 640)
-        p = (n - 1) // tile * tile - int(decodes)
-    return best, best_value, best_time
-
-
-@compiled
-def _bounds(rows: IntArray, sf: FloatArray, round_time: float) -> tuple[float, float]:
-    """(s1, s2): earliest next deadline of the decodes that can make it, and the earliest after that."""
-    s1, s2 = np.inf, np.inf
-    for i in range(rows.size):
-        s = sf[F_SLACK, rows[i]]
-        if s >= round_time:
-            s1 = min(s1, s)
-            s2 = min(s2, s + sf[F_PACE, rows[i]])
-    return s1, s2
-
-
-@compiled
-def build_queue(
-    order: IntArray,
-    count: int,
-    room: IntArray,
-    ints: IntArray,
-    si: IntArray,
-    sf: FloatArray,
-    memory: FloatArray,
-    kv_tokens: float,
-    expected: float,
-    gate: bool,
-    bypass: float,
-    knee_time: float,
-    top: int,
-    block_size: int,
-    max_model_len: int,
-) -> tuple[int, int]:
-    """The prompts of `order` that blocks and seats allow, up to `top` tokens; returns (prompts, tokens).
-
-    `room`: free blocks, blocks kept back for running prompts, free seats, watermark, 1 when something runs, -1; the
-    last is set to the first on-time prompt that was refused. A waiting prompt needs blocks for all of itself, and with
-    `gate` the KV tokens that all running requests are expected to reach on average. A refused prompt that is on time is
-    passed by others at most `bypass` times, and not once it has hardly time left.
-    """
-    queued, total = 0, 0
-    open_door = True
-    for i in range(count):
-        if total >= top:
+        if si[I_ROLE, row] != LATE_DECODE:
+            continue
+        blocks = blocks_of(ints, row, 1, block_size)
+        if taken + blocks > (free if alone else free - kept_back) and blocks > 0:
+            continue
+        u = float(si[I_COMPUTED, row])
+        shape[:] = 0.0
+        shape[0] = shape[1] = shape[8] = float(count + 1)
+        shape[9], shape[10] = context + u, max(longest, u)
+        raw = step_time_packed(packed, shape)
+        if safe[0, size_class(shape[0])] * raw > limit:
             break
-        row = order[i]
-        tokens = si[I_REMAINING, row]
-        if ints[STATUS, row] == RUNNING:
-            need = _blocks_of(ints, row, tokens, block_size)
-            if need > room[0]:
-                tokens = (ints[NUM_BLOCKS, row] + room[0]) * block_size - ints[NUM_COMPUTED, row]
-                if tokens <= 0:
-                    continue
-            room[1] = max(room[1] - need, 0)
-            room[0] -= min(need, room[0])
-        else:
-            if not open_door:
-                continue
-            whole = _whole(ints, row, block_size, max_model_len)
-            own = float(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]) + 0.5 * sf[F_GROWTH, row]
-            fits = whole + room[1] + (room[3] if room[4] != 0 else 0) <= room[0] and room[2] > 0
-            if fits and gate and room[4] != 0:
-                fits = expected + own <= kv_tokens
-            if not fits:
-                if si[I_ROLE, row] == ACCEPTED:
-                    if room[5] < 0:
-                        room[5] = row
-                    if memory[M_BYPASSED, row] > bypass or sf[F_SLACK, row] < sf[F_SERVICE, row] + 2.0 * knee_time:
-                        open_door = False
-                continue
-            if room[5] >= 0:
-                memory[M_BYPASSED, room[5]] += 1.0
-            expected += own
-            room[0] -= whole
-            room[2] -= 1
-            room[4] = 1
-        si[I_QUEUE, queued], si[I_QUEUE_LEFT, queued], si[I_QUEUE_DONE, queued] = row, tokens, si[I_COMPUTED, row]
-        queued += 1
-        total += tokens
-    return queued, total
+        taken += blocks
+        context, longest, seconds = shape[9], shape[10], raw
+        decodes[count] = row
+        count += 1
+        joined += 1
+    return joined, taken, seconds
 
 
 @compiled
@@ -397,7 +255,7 @@ def decide(
             num_running += 1
             expected += float(si[I_COMPUTED, row] + si[I_REMAINING, row]) + 0.5 * sf[F_GROWTH, row]
             if kind == PREFILL:
-                kept_back += _blocks_of(ints, row, si[I_REMAINING, row], block_size)
+                kept_back += blocks_of(ints, row, si[I_REMAINING, row], block_size)
         if kind == DECODE:
             if si[I_MISSED, row] != 0:
                 si[I_ROLE, row] = LATE_DECODE
@@ -405,7 +263,7 @@ def decide(
             else:
                 si[I_ROLE, row] = ON_TIME_DECODE
                 num_decodes += 1
-                need += _blocks_of(ints, row, 1, block_size)
+                need += blocks_of(ints, row, 1, block_size)
         elif kind == PREFILL:
             if si[I_MISSED, row] != 0:
                 si[I_ROLE, row] = LATE_PREFILL
@@ -417,7 +275,7 @@ def decide(
     # ---- out of blocks: somebody loses its KV
     num_victims = 0
     while need > free:
-        row = _victim(ints, n, si, sf, False, -1)
+        row = pick_victim(ints, n, si, sf, False, -1)
         if row < 0:
             break
         plan[2, num_victims] = row
@@ -427,12 +285,12 @@ def decide(
         expected -= float(si[I_COMPUTED, row] + si[I_REMAINING, row]) + 0.5 * sf[F_GROWTH, row]
         role = si[I_ROLE, row]
         if role == ON_TIME_DECODE:
-            need -= _blocks_of(ints, row, 1, block_size)
+            need -= blocks_of(ints, row, 1, block_size)
             num_decodes -= 1
         elif role == LATE_DECODE:
             num_late -= 1
         else:
-            kept_back -= _blocks_of(ints, row, si[I_REMAINING, row], block_size)
+            kept_back -= blocks_of(ints, row, si[I_REMAINING, row], block_size)
             if role == LATE_PREFILL:
                 num_late_prompts -= 1
             else:
@@ -458,12 +316,12 @@ def decide(
             decodes[i] = kept[by_slack[i]]
         count = budget
     on_time = decodes[:count].copy()
-    context, longest = _sums(on_time, si[I_COMPUTED])
+    context, longest = sums_of(on_time, si[I_COMPUTED])
     empty = np.empty(0, dtype=np.int64)
     round_raw = time_of(packed, float(count), context, longest, empty, empty, 0.0, shape) if count > 0 else 0.0
     round_time = safe[0, size_class(float(count))] * round_raw
     state[DECODE_TIME] = round_raw if count > 0 else state[FIXED]
-    s1, s2 = _bounds(on_time, sf, round_time)
+    s1, s2 = bounds_of(on_time, sf, round_time)
 
     # ---- caps and service times
     cap = prm[CAP_SHARE] * state[TIGHTEST]
@@ -511,88 +369,30 @@ def decide(
 
     # ---- late decodes, from what is left
     late_waits = num_late > 0 or num_late_prompts > 0
-    joined, late_cost = 0, 0.0
+    joined, late_cost, all_raw = 0, 0.0, round_raw
     if num_late > 0 and count < budget:
         state[SINCE_LATE] += 1.0
         due = prm[LATE_EVERY] > 0.0 and state[SINCE_LATE] >= prm[LATE_EVERY]
         if num_prompts == 0 or due or state[CREDIT] > 0.0 or count == 0:
             limit = LATE_ROOM * min(s1, s2 - round_time)
-            spare = free - need - kept_back
-            all_raw = round_raw
-            context_now, longest_now = context, longest
-            for row in range(n):
-                if si[I_ROLE, row] != LATE_DECODE:
-                    continue
-                blocks = _blocks_of(ints, row, 1, block_size)
-                if blocks > spare and (count > 0 or joined > 0 or blocks > free - need):
-                    continue
-                u = float(si[I_COMPUTED, row])
-                shape[:] = 0.0
-                shape[0] = shape[1] = shape[8] = float(count + 1)
-                shape[9], shape[10] = context_now + u, max(longest_now, u)
-                seconds = step_time_packed(packed, shape)
-                if safe[0, size_class(shape[0])] * seconds > limit and num_decodes > 0:
-                    break
-                spare -= blocks
-                need += blocks
-                context_now, longest_now, all_raw = shape[9], shape[10], seconds
-                decodes[count] = row
-                count += 1
-                joined += 1
-                if count >= budget:
-                    break
+            if num_decodes == 0 or state[CREDIT] >= 0.5 * CREDIT_LIMIT:
+                limit = np.inf  # what is reserved for them is due, whatever it costs
+            joined, blocks, all_raw = join_late(
+                ints, n, packed, safe, limit, free - need, kept_back, budget, block_size, round_raw, si, shape
+            )
+            need += blocks
             late_cost = max(all_raw - round_raw, 0.0)
-            context, longest = context_now, longest_now
+            count += joined
+            context, longest = sums_of(decodes[:count], si[I_COMPUTED])
             if joined > 0:
                 state[SINCE_LATE] = 0.0
     every = decodes[:count]
-    every_raw = time_of(packed, float(count), context, longest, empty, empty, 0.0, shape) if count > 0 else 0.0
+    every_raw = all_raw
 
     # ---- the queue of prompts
     order = si[I_ORDER]
-    source, m = 0, 0
-    reserved = False
-    if num_late_prompts > 0 and prm[LATE_SHARE] > 0.0 and state[CREDIT] >= state[KNEE_TIME]:
-        reserved = True
-    if not reserved:
-        for i in range(by_deadline.size):
-            if si[I_ROLE, by_deadline[i]] == ACCEPTED:
-                order[m] = by_deadline[i]
-                m += 1
-        source = 1 if m > 0 else 0
-    if m == 0 or prm[BACKFILL] != 0.0:
-        first = m
-        if not reserved:
-            others_rows = np.empty(num_prompts - accepted, dtype=np.int64)
-            rest_keys = np.empty(num_prompts - accepted)
-            at = 0
-            for i in range(by_deadline.size):
-                row = by_deadline[i]
-                if si[I_ROLE, row] == DEMOTED:
-                    others_rows[at] = row
-                    rest_keys[at] = 1e9 * ints[PRIORITY, row] + si[I_REMAINING, row]
-                    at += 1
-            others_rows = others_rows[np.argsort(rest_keys, kind="mergesort")]
-            for i in range(at):
-                order[m] = others_rows[i]
-                m += 1
-            if first == 0 and m > 0:
-                source = 2
-        if num_late_prompts > 0:
-            if m == 0:
-                source = 4 if reserved else 3
-            late = np.empty(num_late_prompts, dtype=np.int64)
-            late_keys = np.empty(num_late_prompts)
-            at = 0
-            for row in range(n):
-                if si[I_ROLE, row] == LATE_PREFILL:
-                    late[at] = row
-                    late_keys[at] = float(ints[PRIORITY, row]) if not reserved else 0.0
-                    at += 1
-            late = late[np.argsort(late_keys, kind="mergesort")]
-            for i in range(at):
-                order[m] = late[i]
-                m += 1
+    reserved = num_late_prompts > 0 and prm[LATE_SHARE] > 0.0 and state[CREDIT] >= state[KNEE_TIME]
+    m, source = order_prompts(by_deadline, n, reserved, prm[BACKFILL] != 0.0, ints, si, order)
     room[0], room[1], room[2] = free - need, kept_back, seats - num_running
     room[3], room[4], room[5] = watermark, 1 if num_running > 0 else 0, -1
     if num_victims > 0:
@@ -602,7 +402,7 @@ def decide(
         state[KNEE_TIME], budget, block_size, max_model_len,
     )  # fmt: skip
     if room[5] >= 0 and num_victims == 0 and prm[USE_EVICTION] != 0.0:
-        row = _victim(ints, n, si, sf, True, EVICT_ONCE)
+        row = pick_victim(ints, n, si, sf, True, EVICT_ONCE)
         if row >= 0 and si[I_ROLE, row] != NO_ROLE:
             used = False
             for i in range(count - joined, count):
@@ -706,7 +506,7 @@ def decide(
                 others = min(others, s)
         if 0 < num_blocking < on_time.size:
             rows = blocking[:num_blocking]
-            own_context, own_longest = _sums(rows, si[I_COMPUTED])
+            own_context, own_longest = sums_of(rows, si[I_COMPUTED])
             own_raw = time_of(packed, float(num_blocking), own_context, own_longest, empty, empty, 0.0, shape)
             own_fixed = min(fixed, own_raw)
             own_worth = mu_d * ((own_raw - own_fixed) + own_fixed * num_blocking / occupancy)
@@ -767,7 +567,7 @@ def decide(
     run_context, run_longest, run = 0.0, 0.0, 0.0
     if action != PREFILL_ONLY:
         run = float(every.size)
-        run_context, run_longest = _sums(every, si[I_COMPUTED])
+        run_context, run_longest = sums_of(every, si[I_COMPUTED])
     alone = every_raw
     if action == BLOCKING:
         alone = time_of(packed, run, run_context, run_longest, empty, empty, 0.0, shape)

@@ -47,3 +47,38 @@ def test_refuses_values_out_of_range(text):
 def test_on_time_requests_are_all_met_at_low_load():
     requests = [Req(prompt=20, output=4, ttft=8.0, tbt=8.0, arrival=20.0 * i) for i in range(5)]
     assert np.all(judge(run(Tide(), requests).log).met)
+
+
+def test_sheds_what_cannot_be_on_time_only_when_asked_to():
+    requests = [Req(prompt=50, output=2, ttft=2.5, tbt=50.0) for _ in range(8)]
+    kept = run(Tide(), requests, max_num_batched_tokens=50).log
+    shed = run(Tide(reject="shed"), requests, max_num_batched_tokens=50).log
+    assert kept.finished.all()
+    assert 0 < shed.finished.sum() < len(requests)
+    assert judge(shed).met.sum() >= judge(kept).met.sum()
+
+
+def test_a_prompt_that_is_cached_counts_by_what_is_left_of_it():
+    steps = schedule(
+        Tide(),
+        [Req(prompt=17, output=2, ttft=90.0, tbt=90.0), Req(prompt=17, output=2, ttft=90.0, tbt=90.0, arrival=5.0)],
+        hash_ids=[[1, 2, 3, 4], [1, 2, 3, 4]],
+        enable_prefix_caching=True,
+    )
+    assert next(step for step in steps if "B" in step)["B"] == 1
+
+
+def test_async_scheduling_serves_the_same_requests():
+    requests = [Req(prompt=20, output=5, ttft=30.0, tbt=10.0, arrival=float(i)) for i in range(6)]
+    log = run(Tide(), requests, pipeline_depth=2).log
+    assert log.finished.all()
+    assert judge(log).met.all()
+
+
+def test_a_gap_bound_makes_decodes_run_even_when_deadlines_are_far():
+    # One stream with ample slack and a stream of long prompts: without a bound the prompts run alone.
+    requests = [Req(prompt=4, output=30, ttft=900.0, tbt=90.0)] + [
+        Req(prompt=300, output=1, ttft=900.0, arrival=1.0 + 3.0 * i) for i in range(6)
+    ]
+    bound = judge(run(Tide(max_gap=4.0), requests).log).max_gap[0]
+    assert bound <= 4.0

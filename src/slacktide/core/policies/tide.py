@@ -21,7 +21,7 @@ from slacktide.core.pack import pack
 from slacktide.core.policies._shared import require_at_least, require_choice, require_share
 from slacktide.core.policy import register
 from slacktide.core.tide import ACTIONS, BOUNDS, SOURCES, Margins, Store
-from slacktide.core.types import FloatArray, IntArray, Plan, StepResult, StepView
+from slacktide.core.types import WAITING, FloatArray, IntArray, Plan, StepResult, StepView
 
 _decide: Any = None
 
@@ -81,6 +81,9 @@ class Tide:
     """Requests that may be admitted before an on-time prompt that lacks KV blocks."""
     max_gap: float | None = None
     """Most seconds between two tokens of a stream, whatever its deadlines leave; none has no such bound."""
+    reject: Literal["off", "shed", "demote"] = "off"
+    """A waiting prompt whose first token cannot be on time any more, even alone: off serves it from what is left, shed
+    ends it (the host answers), demote marks it as relegated."""
     expected_output_tokens: int = 256
     """Output tokens a request is expected to want, until some have ended."""
     _store: Store = field(default_factory=Store, init=False, repr=False, compare=False)
@@ -91,7 +94,7 @@ class Tide:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the parameter that is out of its range."""
-        require_choice(self, slo_mode=("deadline", "gap"))
+        require_choice(self, slo_mode=("deadline", "gap"), reject=("off", "shed", "demote"))
         require_at_least(self, 0, "deviations", "late_every", "bypass")
         require_at_least(self, 1, "sizes", "expected_output_tokens")
         require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
@@ -146,10 +149,23 @@ class Tide:
         if count:
             self._margins.planned(int(scene), float(seconds), int(count), total)
             clock["ends"] = start + float(store.why[t.W_TIME])
+        hopeless = self._hopeless(view, rows) if self.reject != "off" else _NO_ROWS
         return Plan(
             rows, tokens, store.plan[2, :victims].copy(), token_cap=total if count else None,
+            rejected=hopeless if self.reject == "shed" else _NO_ROWS,
+            relegated=hopeless if self.reject == "demote" else _NO_ROWS,
             predicted_step_time=float(store.why[t.W_TIME]) if count else None, why=self._why(),
         )  # fmt: skip
+
+    def _hopeless(self, view: StepView, rows: IntArray) -> IntArray:
+        """Waiting prompts without output, not in the plan, that are late or would be if they ran alone at once."""
+        store, live, n = self._store, view.live, view.live.index.size
+        role = store.ints[t.I_ROLE, :n]
+        alone = store.floats[t.F_SERVICE, :n] > store.floats[t.F_SLACK, :n]
+        lost = (role == t.LATE_PREFILL) | ((role == t.DEMOTED) & alone)
+        lost &= (live.status == WAITING) & (live.num_output_tokens == 0) & (live.relegated == 0)
+        lost[rows] = False
+        return np.flatnonzero(lost)
 
     def _anything(self, view: StepView) -> Plan:
         """No candidate could run (blocks, or rows whose end is in flight): vLLM's own order always goes on."""
