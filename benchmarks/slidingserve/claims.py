@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from arms import OVERLOAD, rungs, setting
 from common import LLAMA, QWEN
+from scipy.special import stdtrit
 from stats import Cells, percent
 
 Rows = list[dict[str, Any]]
@@ -39,18 +40,27 @@ def counted(found: Cells, pairs: list[Pair]) -> tuple[str, str]:
     if not got:
         return "not run", ""
     better, worse = sum(low > 1 for _, low, _ in got), sum(high < 1 for _, _, high in got)
-    middle = percent(float(np.exp(np.mean([np.log(r) for r, _, _ in got]))))
+    middle, low, high = over_cells([r for r, _, _ in got])
     span = f"{percent(min(r for r, _, _ in got))} to {percent(max(r for r, _, _ in got))}"
-    evidence = f"better in {better}, worse in {worse} of {len(got)} cells for certain; mean {middle} ({span})"
-    if better and not worse:
-        verdict = "holds" if better == len(got) else "holds in part"
-    elif worse and not better:
-        verdict = "does not hold" if worse == len(got) else "does not hold in part, else undecided"
-    elif better and worse:
-        verdict = "depends on the load"
-    else:
-        verdict = "not shown"
-    return verdict, evidence
+    evidence = (
+        f"better in {better}, worse in {worse} of {len(got)} cells for certain; cells from {span}, their mean "
+        f"{percent(middle)} ({percent(low)} to {percent(high)})"
+    )
+    if better and worse:
+        return "depends on the load", evidence
+    if better or worse:
+        whole = "holds" if better else "does not hold"
+        return whole if max(better, worse) == len(got) else f"{whole} in part", evidence
+    return "holds on average" if low > 1 else "does not hold on average" if high < 1 else "not shown", evidence
+
+
+def over_cells(ratios: list[float]) -> tuple[float, float, float]:
+    """Geometric mean over cells and Student's 95 % interval, cells taken as independent; one cell tells no interval."""
+    logs = np.log(ratios)
+    if logs.size == 1:
+        return ratios[0], 0.0, float("inf")
+    half = stdtrit(logs.size - 1, 0.975) * logs.std(ddof=1) / np.sqrt(logs.size)
+    return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 
 
 def attained(rows: Rows, *keys: str) -> dict[tuple[Any, ...], float]:
