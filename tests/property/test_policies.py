@@ -35,7 +35,7 @@ OTHER_SETTINGS = [
     "sglang:schedule_policy=lof,enable_mixed_chunk=true,schedule_conservativeness=0",
     "sglang:chunked_prefill_size=none,max_prefill_tokens=20,schedule_conservativeness=0.1",
     "tide:backfill=true,late_share=0.3,sizes=4",
-    "tide:slo_mode=gap,demotion=false,kv_gate=false,late_share=0,max_gap=0.05",
+    "tide:slo_mode=gap,demotion=false,kv_gate=on,late_share=0,max_gap=0.05",
     "tide:reject=shed,sizes=3",
     "tide:reject=demote",
     "trtllm:capacity_scheduler_policy=max-utilization",

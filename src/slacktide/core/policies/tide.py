@@ -43,8 +43,9 @@ class Tide:
     """Prompts that cannot be on time give way (Moore-Hodgson)."""
     eviction: bool = True
     """A request that has missed may lose its KV to a prompt that can be on time."""
-    kv_gate: bool = True
-    """Admit only what running requests are expected to leave room for."""
+    kv_gate: Literal["auto", "on", "off"] = "auto"
+    """Admit only what running requests are expected to leave KV for; auto: while no live request has a TTFT target.
+    With targets an early first token is worth a preemption later, which a late request pays for first."""
     hold: bool = True
     """Prompts with ample time wait for company."""
     occupancy: bool = True
@@ -65,7 +66,7 @@ class Tide:
     """The same when a tenth of the requests misses."""
     late_every: int = 8
     """Late decodes run at least every so many steps as far as there is room; 0 never for that reason."""
-    late_share: float = 0.05
+    late_share: float = 0.02
     """Share of the engine's time that is reserved for late requests; 0 reserves none."""
     sizes: int = 1
     """Step sizes that are compared per kind of step; 1 takes the largest that fits."""
@@ -94,7 +95,9 @@ class Tide:
 
     def __post_init__(self) -> None:
         """Raise ValueError naming the parameter that is out of its range."""
-        require_choice(self, slo_mode=("deadline", "gap"), reject=("off", "shed", "demote"))
+        require_choice(
+            self, slo_mode=("deadline", "gap"), reject=("off", "shed", "demote"), kv_gate=("auto", "on", "off")
+        )
         require_at_least(self, 0, "deviations", "late_every", "bypass")
         require_at_least(self, 1, "sizes", "expected_output_tokens")
         require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
@@ -108,7 +111,7 @@ class Tide:
             t.KAPPA_LOW: min(self.least_supply, self.supply), t.LATE_EVERY: self.late_every,
             t.LATE_SHARE: self.late_share, t.USE_MIXED: self.mixed, t.USE_EXCLUSIVE: self.exclusive,
             t.USE_BLOCKING: self.blocking, t.USE_DEMOTION: self.demotion, t.USE_EVICTION: self.eviction,
-            t.USE_KV_GATE: self.kv_gate, t.USE_HOLD: self.hold, t.USE_OCCUPANCY: self.occupancy,
+            t.USE_KV_GATE: self.kv_gate == "on", t.USE_HOLD: self.hold, t.USE_OCCUPANCY: self.occupancy,
             t.USE_BIAS_IN_VALUES: self.bias_in_values, t.GAP_MODE: self.slo_mode == "gap", t.SIZES: self.sizes,
             t.SATURATION: self.saturation, t.BYPASS: self.bypass, t.SEATS: self.seats,
             t.MAX_GAP: math.inf if self.max_gap is None else self.max_gap, t.BACKFILL: self.backfill,
@@ -132,6 +135,8 @@ class Tide:
         if clock.get("belief") is not view.latency:  # a new fit: its prices are not known yet
             clock["belief"] = view.latency
             store.state[t.KNEE] = 0.0
+        if self.kv_gate == "auto":
+            self._parameters[t.USE_KV_GATE] = float(not np.isfinite(live.slo_ttft).any())
         # With async scheduling the step in flight ends first: what is decided now starts then.
         in_flight = len(self._margins.waiting) > 0 and bool(live.num_in_flight_tokens.any())
         start = max(view.now, clock.get("ends", view.now)) if in_flight else view.now
