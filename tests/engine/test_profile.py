@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm runs these tests")
 
+from slacktide.cli import profile_server
 from slacktide.cli.main import main
 from slacktide.loadgen.server import cpu_environment
 from slacktide.profiling.experiments import parse_key
@@ -31,7 +32,7 @@ FLAGS = [
 def measured(model, tmp_path_factory):
     """DIRECTORY of a profile made in a process of its own: vLLM builds one engine in a process."""
     out = tmp_path_factory.mktemp("profile")
-    command = [sys.executable, "-m", "slacktide", "profile", str(model), *FLAGS, "--minutes", "0.4", "--out", str(out)]
+    command = [sys.executable, "-m", "slacktide", "profile", str(model), *FLAGS, "--minutes", "0.25", "--out", str(out)]
     environment = os.environ | cpu_environment() | {"VLLM_LOGGING_LEVEL": "ERROR"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=420, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -73,12 +74,13 @@ def test_the_profile_is_one_and_tells_its_error(measured):
     assert steps.host.per_step + steps.host.per_sequence > 0
 
 
-def test_a_server_is_measured_from_outside_and_by_its_step_log(model, tmp_path, capsys):
+def test_a_server_is_measured_from_outside_and_by_its_step_log(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(profile_server, "LEAST_SECONDS", 1.5)
     log = tmp_path / "steps.jsonl"
     own = json.dumps({"slacktide": {"step_log": str(log)}})
     flags = ["--max-num-batched-tokens", "128", "--max-num-seqs", "4", "--vocab-size", "500", "--quiet"]
     with serve(model, tmp_path / "log", "--policy", "vllm-v1", "--additional-config", own) as server:
-        run = ["profile", "--url", server.url, *flags, "--minutes", "0.2"]
+        run = ["profile", "--url", server.url, *flags, "--minutes", "0.1"]
         assert main([*run, "--out", str(tmp_path / "inside"), "--step-log", str(log), "--family", "affine"]) == 0
         assert main([*run, "--out", str(tmp_path / "outside"), "--family", "affine", "--json"]) == 0
     said = capsys.readouterr().out
