@@ -137,7 +137,7 @@ def models() -> None:
 
 def _grid(part: str, profiles: dict[str, Any], budgets: tuple[int, ...], policies: tuple[str, ...] = POLICIES) -> None:
     cells = Cells(part)
-    fixed = () if part in ("models", "interference") else ("eb-theta0",)
+    fixed = {"grid": ("eb-theta0", "eb:theta=0.8"), "affine": ("eb-theta0",)}.get(part, ())  # 0.8: the authors' runs
     for load in LOADS:
         for profile, model in profiles.items():
             for c in CONCURRENCY:
