@@ -169,7 +169,6 @@ def launch(
         index = ints[INDEX, row]
         if run.request_ints[STAMP, index] == step:
             return TWICE, row, count
-        run.request_ints[STAMP, index] = step
         known = ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row] + ints[NUM_IN_FLIGHT, row]
         if c <= 0 or c > known - ints[NUM_COMPUTED, row]:
             return BAD_TOKENS, row, count
@@ -188,6 +187,7 @@ def launch(
             if px.slot_of.size > 0:
                 continue  # a victim's blocks were shared, so it freed fewer than a policy can see: wait a step
             return NO_BLOCKS, row, count
+        run.request_ints[STAMP, index] = step  # not before: who waits may come in a later plan for this same step
         run.counters[FREE] -= blocks - held
         ints[NUM_BLOCKS, row] = blocks
         if px.slot_of.size > 0:
