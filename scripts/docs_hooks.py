@@ -25,20 +25,6 @@ def pages() -> dict[str, str]:
     }
 
 
-def on_config(config: Any) -> Any:
-    """Leave entries of the navigation out whose page is not written yet."""
-    for entry in config["nav"]:
-        for name, pages in entry.items():
-            if isinstance(pages, list):
-                written = [page for page in pages if (ROOT / "docs" / next(iter(page.values()))).exists()]
-                entry[name] = [page for page in pages if page in written or next(iter(page.values())) not in COMING]
-    return config
-
-
-COMING = {"background/tide.md"}
-"""Pages that the navigation names before they are there."""
-
-
 def on_files(files: Any, config: Any) -> Any:
     """Add the generated pages."""
     from mkdocs.structure.files import File
