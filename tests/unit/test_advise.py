@@ -12,8 +12,10 @@ from slacktide.cli.advise import read_steps
 from slacktide.cli.main import main
 from slacktide.core.exclusive import Costs
 from slacktide.core.exclusive_hazard import fit_costs
+from slacktide.core.shape import FIELD_NAMES
 from slacktide.errors import InputError
 from slacktide.search.advise import Steps
+from slacktide.vllm.steplog import StepLine, step_json
 
 COSTS = Costs(0.005, 5e-5, 0.010, 1e-4, 0.011, 1.5e-4)
 FALLBACK = Costs(0.1, 0.1, 0.1, 0.1, 0.1, 0.1)
@@ -111,6 +113,20 @@ def test_a_step_log_replaces_the_profile(tmp_path, capsys):
     assert low < found["lead"] < high
     assert high - low < 0.1
     assert found["costs_not_measured"] == []
+
+
+def test_the_plug_ins_own_step_log_is_read(tmp_path):
+    line = StepLine(1.0, 0.0125, None, 1e-4, "mixed", (0.0,) * 12, 3, 0, 9, 0, "", None)
+    shape = dict(zip(FIELD_NAMES, line.shape, strict=True)) | {"prefill_tokens": 64, "num_decodes": 2}
+    steps = [line._replace(shape=tuple(shape.values()))] * 30
+    path = tmp_path / "steps.jsonl"
+    path.write_text("".join(step_json(each) + "\n" for each in [line, *steps]))  # the first has no tokens
+    found = read_steps(path)
+    assert found.seconds.tolist() == [0.0125] * 30
+    assert (set(found.prompt), set(found.decodes)) == ({64.0}, {2.0})
+    path.write_text(step_json(line).replace("prefill_tokens", "other") + "\n")
+    with pytest.raises(InputError, match="line 1: no prefill_tokens"):
+        read_steps(path)
 
 
 def test_works_from_a_vllm_bench_result_and_writes_a_figure(tmp_path, capsys):

@@ -1,8 +1,8 @@
 """Exclusive or mixed batching for a GPU, a model and a load, and with which settings.
 
-The load is a trace (also a `vllm bench serve --save-detailed` result), or means. A step log of your own engine (CSV or
-Parquet, as steps.parquet of a run here) replaces the profile's step times: columns duration_ms (or duration, step_time
-in seconds), num_prefill_tokens and num_decodes. With --slo and --max-concurrency (or --rate) the mode that meets the
+The load is a trace (also a `vllm bench serve --save-detailed` result), or means. A step log of your own engine
+replaces the profile's step times: the plug-in's JSONL, or CSV or Parquet (as steps.parquet of a run here) with columns
+duration_ms (or duration, step_time in seconds), num_prefill_tokens and num_decodes. With --slo and --max-concurrency (or --rate) the mode that meets the
 SLO more often is advised, else the one with more throughput. With --out also advise.json and the figure advise.png.
 
 example:
@@ -87,7 +87,7 @@ def _spread(mean: float) -> str:
 
 
 def read_steps(path: Path) -> Steps:
-    """The steps of a log: CSV with a header, or Parquet. Raises InputError naming file, row and column."""
+    """The steps of a log: CSV with a header, Parquet, or the plug-in's JSONL. Raises InputError naming file and place."""
     import numpy as np
 
     from slacktide.search.advise import Steps
@@ -124,6 +124,8 @@ MIN_STEPS = 20
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:
+    if path.suffix == ".jsonl":
+        return _plug_in_columns(path)
     try:
         if path.suffix == ".parquet":
             import pyarrow as pa
@@ -146,6 +148,22 @@ def _columns(path: Path) -> dict[str, list[Any]]:
         if len(row) != len(header):
             raise InputError(f"{path}: row {i}: {len(row)} values, expected {len(header)} as in the header")
     return {name: [row[i] for row in rows[1:]] for i, name in enumerate(header)}
+
+
+def _plug_in_columns(path: Path) -> dict[str, list[Any]]:
+    """The plug-in's log, in the names of the other logs; steps without tokens cost what they cost and tell nothing."""
+    from slacktide.report.steplog import read_step_log
+
+    names = {"duration_s": "duration", "prefill_tokens": "num_prefill_tokens", "num_decodes": "num_decodes"}
+    columns: dict[str, list[Any]] = {name: [] for name in names.values()}
+    for number, line in enumerate(read_step_log(path), 1):
+        missing = [name for name in names if name not in line]
+        if missing:
+            raise InputError(f"{path}, line {number}: no {missing[0]}; expected a line of the plug-in's step log")
+        if line["prefill_tokens"] or line["num_decodes"]:
+            for name, column in names.items():
+                columns[column].append(line[name])
+    return columns
 
 
 def _show(advice: dict[str, Any], told: list[str]) -> None:
