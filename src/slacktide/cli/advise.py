@@ -2,8 +2,9 @@
 
 The load is a trace (also a `vllm bench serve --save-detailed` result), or means. A step log of your own engine
 replaces the profile's step times: the plug-in's JSONL, or CSV or Parquet (as steps.parquet of a run here) with columns
-duration_ms (or duration, step_time in seconds), num_prefill_tokens and num_decodes. With --slo and --max-concurrency (or --rate) the mode that meets the
-SLO more often is advised, else the one with more throughput. With --out also advise.json and the figure advise.png.
+duration_ms (or duration, step_time in seconds), num_prefill_tokens and num_decodes. With --slo and --max-concurrency
+(or --rate) the mode that meets the SLO more often is advised, else the one with more throughput. With --out also
+advise.json and the figure advise.png.
 
 example:
   slacktide advise --profile rtx-pro-6000/qwen3-8b --mean-prompt 512 --mean-output 256 --max-concurrency 512
@@ -87,7 +88,7 @@ def _spread(mean: float) -> str:
 
 
 def read_steps(path: Path) -> Steps:
-    """The steps of a log: CSV with a header, Parquet, or the plug-in's JSONL. Raises InputError naming file and place."""
+    """The steps of a log: CSV with a header, Parquet, or the plug-in's JSONL. Raises InputError naming the place."""
     import numpy as np
 
     from slacktide.search.advise import Steps
