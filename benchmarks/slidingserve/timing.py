@@ -26,6 +26,7 @@ from report import render
 
 from slacktide.core import bounded, chunker
 from slacktide.core.policies import greedy_dynamic, qoserve, sliding
+from slacktide.core.policy import observe
 from slacktide.core.spec import parse_policies
 from slacktide.core.types import Plan, StepResult, StepView
 from slacktide.search.scenario import build_policy, prepare
@@ -82,7 +83,7 @@ class Timed:
 
     def observe(self, result: StepResult) -> None:
         """Hand on."""
-        self.policy.observe(result)
+        observe(self.policy, result)
 
 
 @contextmanager
