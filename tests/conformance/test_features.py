@@ -276,6 +276,23 @@ def test_resetting_the_prefix_cache_preempts_and_all_goes_on(directory, is_async
     settle(made)
 
 
+def test_the_short_look_into_the_prefix_cache_finds_what_the_long_one_does(directory):
+    made = engine(directory, is_async=False, prefix_caching=True, num_blocks=24)
+    assert compat.chained_prefixes(made.scheduler)
+    shared, hits = [*range(3, 51)], set()
+    for i in range(30):
+        tokens = (shared[: 16 * (i % 4)] + [(97 * i + j) % 40_000 for j in range(40)])[: 15 + i]
+        made.add(h.request(i, len(tokens), 6, arrival=1000.0 + i, tokens=tokens, hashed=True))
+    while made.scheduler.has_requests() or made.in_flight:
+        made.step()
+        for each in made.scheduler.requests.values():
+            short, long = (compat.cache_hit(made.scheduler, each, chained=chained) for chained in (True, False))
+            assert short == long
+            hits.add(short[0])
+    assert 0 in hits
+    assert max(hits) >= 32  # some were found
+
+
 # ---- bounds, engines, targets ----------------------------------------------------------------------------------------
 
 

@@ -79,12 +79,7 @@ def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
             raise PlanError(f"{name}: {column.min()}..{column.max()}, with rows 0..{n - 1}")
     if rows.size != tokens.size:
         raise PlanError(f"{rows.size} rows but {tokens.size} token counts")
-    if plan.token_cap is not None and (
-        isinstance(plan.token_cap, bool) or not isinstance(plan.token_cap, (int, np.integer))
-    ):
-        raise PlanError(f"token_cap={plan.token_cap!r}: expected a whole number or None")
-    if plan.token_cap is not None and plan.token_cap < 0:
-        raise PlanError(f"token_cap={plan.token_cap}: expected at least 0")
+    check_cap(plan.token_cap)
     named = rows
     if plan.preempted.size or plan.rejected.size:
         named = np.concatenate([rows, plan.preempted, plan.rejected])
@@ -107,6 +102,16 @@ def check_plan(plan: Plan, live: Live, limits: Limits) -> None:
         raise PlanError(f"{running} running requests, with {limits.max_num_seqs} seats")
 
 
+def check_cap(cap: int | None) -> None:
+    """Raise PlanError for a token cap that is none."""
+    if cap is None:
+        return
+    if isinstance(cap, bool) or not isinstance(cap, (int, np.integer)):
+        raise PlanError(f"token_cap={cap!r}: expected a whole number or None")
+    if cap < 0:
+        raise PlanError(f"token_cap={cap}: expected at least 0")
+
+
 def chunks(
     plan: Plan, live: Live, limits: Limits, shown: IntArray | None, mirror: Mirror, *, speculative: bool
 ) -> Chunks:
@@ -114,8 +119,9 @@ def chunks(
     n, rows, tokens = live.index.size, _plain(plan.rows), _plain(plan.num_scheduled_tokens)
     preempted, rejected = _plain(plan.preempted), _plain(plan.rejected)
     relegated = _plain(plan.relegated)
-    if relegated is None or relegated.size or plan.token_cap is not None:
+    if relegated is None or relegated.size:
         check_plan(plan, live, limits)
+    check_cap(plan.token_cap)
     if rows is None or tokens is None or preempted is None or rejected is None:
         check_plan(plan, live, limits)  # tells which
         raise PlanError("expected one-dimensional arrays of whole numbers")

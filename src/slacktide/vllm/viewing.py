@@ -31,6 +31,7 @@ class Viewer:
     def __init__(self, scheduler: Any, mirror: Mirror, prefix_lookups: int) -> None:
         self._scheduler, self._mirror, self._prefix_lookups = scheduler, mirror, prefix_lookups
         self._caching = compat.prefix_caching(scheduler)
+        self._chained = self._caching and compat.chained_prefixes(scheduler)
 
     def seats(self) -> int:
         """Requests that may run: vLLM's bound on admission, less the seats of paused sessions."""
@@ -74,7 +75,8 @@ class Viewer:
             waiting = waiting[np.argsort(self._mirror.table.live.priority[waiting], kind="stable")]
         for row in waiting[: self._prefix_lookups].tolist():
             request = self._mirror.objects[self._mirror.slot_of_row[row]]
-            ints[NUM_CACHED, row], ints[NUM_CACHED_FREE, row] = compat.cache_hit(self._scheduler, request)
+            hit, unheld = compat.cache_hit(self._scheduler, request, chained=self._chained)
+            ints[NUM_CACHED, row], ints[NUM_CACHED_FREE, row] = hit, unheld
 
     def _count_shared(self, free: int, budget: int) -> None:
         """Blocks that a preemption would not free, counted only when this step may have to preempt."""
