@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -41,6 +42,7 @@ def serve(model, log, *flags, timeout=300) -> ServerProcess:
     temporary.mkdir(parents=True, exist_ok=True)
     environment = cpu_environment() | {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_LOGGING_LEVEL": "INFO", "TMPDIR": str(temporary),
+        "VLLM_RPC_BASE_PATH": tempfile.gettempdir(),  # sockets' paths must be short, and pytest's are not
         "VLLM_SERVER_DEV_MODE": "1",  # /pause, /sleep
     }  # fmt: skip
     return ServerProcess(command, f"http://127.0.0.1:{port}", log, environment=environment, timeout=timeout)
@@ -242,7 +244,10 @@ def test_sigint_while_it_starts_leaves_nothing(model, tmp_path):
     command = [sys.executable, "-m", "slacktide", "serve", str(model), *ENGINE, "--port", str(free_port())]
     (tmp_path / "tmp").mkdir()
     environment = os.environ | cpu_environment()
-    environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path / "tmp")}
+    environment |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "TMPDIR": str(tmp_path / "tmp"),
+        "VLLM_RPC_BASE_PATH": tempfile.gettempdir(),
+    }  # fmt: skip
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         while b"slacktide: command" not in (tmp_path / "log").read_bytes():
