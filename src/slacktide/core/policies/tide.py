@@ -58,8 +58,9 @@ class Tide:
     """A decode round comes first where a stream can just be saved by it."""
     cap_share: float = 0.4
     """Most time of a step, as a share of the tightest recent TTFT target, for prompts that arrive meanwhile."""
-    deviations: float = 4.0
-    """Mean deviations of the prediction's error that are added as a margin."""
+    deviations: float | None = None
+    """Mean deviations of the prediction's error that are added as a margin; none takes 4, and 12 in mode gap, where one
+    step in thousands that takes longer than predicted makes every running stream miss."""
     supply: float = 0.9
     """Share of the time that is counted on while nobody misses."""
     least_supply: float = 0.6
@@ -107,7 +108,7 @@ class Tide:
     def _as_array(self) -> FloatArray:
         p = np.zeros(t.PARAMETER_SIZE)
         values: dict[int, float] = {
-            t.CAP_SHARE: self.cap_share, t.DEVIATIONS: self.deviations, t.KAPPA_HIGH: self.supply,
+            t.CAP_SHARE: self.cap_share, t.DEVIATIONS: self._deviations(), t.KAPPA_HIGH: self.supply,
             t.KAPPA_LOW: min(self.least_supply, self.supply), t.LATE_EVERY: self.late_every,
             t.LATE_SHARE: self.late_share, t.USE_MIXED: self.mixed, t.USE_EXCLUSIVE: self.exclusive,
             t.USE_BLOCKING: self.blocking, t.USE_DEMOTION: self.demotion, t.USE_EVICTION: self.eviction,
@@ -121,6 +122,11 @@ class Tide:
         for slot, value in values.items():
             p[slot] = float(value)
         return p
+
+    def _deviations(self) -> float:
+        if self.deviations is not None:
+            return self.deviations
+        return 12.0 if self.slo_mode == "gap" else 4.0
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
