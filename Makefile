@@ -8,7 +8,7 @@ PY := $(VENV)/bin/python
 RATE ?= 14
 TRACE ?= azure-conv
 PROFILE ?= h100/llama-3-8b
-POLICY ?= fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi-edf,sarathi-srpf,sglang,trtllm
+POLICY ?= fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi-edf,sarathi-srpf,sglang,trtllm,eb-plus,qoserve,sliding,tide
 SLO ?= ttft:1000,tbt:50
 OUT ?= demo-results
 # The policy that the demo puts into vLLM.
