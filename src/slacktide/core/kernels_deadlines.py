@@ -26,6 +26,29 @@ from slacktide.core.types import RUNNING, FloatArray, IntArray
 
 
 @compiled
+def needs(ints: IntArray, row: int, max_model_len: int) -> tuple[int, int, int]:
+    """(kind, tokens computed, tokens needed) of a row; a waiting one has its cached prefix computed. Kinds: `kinds`.
+
+    Idle: nothing to compute, or its last token is in flight.
+    """
+    in_flight = ints[NUM_IN_FLIGHT, row]
+    output = ints[NUM_OUTPUT, row] + in_flight
+    running = ints[STATUS, row] == RUNNING
+    done = ints[NUM_COMPUTED, row] if running else ints[NUM_CACHED, row]
+    known = ints[NUM_PROMPT, row] + output
+    need = known - done
+    if running:
+        need = min(need, max_model_len - 1 - done)
+    if need <= 0 or (in_flight > 0 and output >= ints[MAX_TOKENS, row]):
+        kind = IDLE
+    elif known - done == 1 and output > 0:
+        kind = DECODE
+    else:
+        kind = PREFILL
+    return kind, done, max(need, 0)
+
+
+@compiled
 def survey(
     ints: IntArray,
     floats: FloatArray,
@@ -44,25 +67,13 @@ def survey(
     context = 0.0
     longest = 0.0
     for row in range(n):
-        in_flight = ints[NUM_IN_FLIGHT, row]
-        output = ints[NUM_OUTPUT, row] + in_flight
-        known = ints[NUM_PROMPT, row] + output
-        running = ints[STATUS, row] == RUNNING
-        done = ints[NUM_COMPUTED, row] if running else ints[NUM_CACHED, row]
-        need = known - done
-        if running:
-            need = min(need, max_model_len - 1 - done)
-        if need <= 0 or (in_flight > 0 and output >= ints[MAX_TOKENS, row]):
-            kind[row] = IDLE
-        elif known - done == 1 and output > 0:
-            kind[row] = DECODE
+        output = ints[NUM_OUTPUT, row] + ints[NUM_IN_FLIGHT, row]
+        kind[row], done, remaining[row] = needs(ints, row, max_model_len)
+        computed[row] = done
+        if kind[row] == DECODE:
             decodes += 1
             context += done
             longest = max(longest, float(done))
-        else:
-            kind[row] = PREFILL
-        remaining[row] = max(need, 0)
-        computed[row] = done
         pace[row] = floats[SLO_TBT, row]
         anchor = floats[ARRIVAL, row] + floats[SLO_TTFT, row]
         first = floats[FIRST_TOKEN, row]

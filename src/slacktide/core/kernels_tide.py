@@ -8,22 +8,20 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
-from slacktide.core.kinds import DECODE, IDLE, PREFILL
+from slacktide.core.kernels_deadlines import needs
+from slacktide.core.kinds import DECODE
 from slacktide.core.live import (
     ARRIVAL,
     FIRST_TOKEN,
     INDEX,
     LAST_TOKEN,
     MAX_TOKENS,
-    NUM_CACHED,
-    NUM_COMPUTED,
     NUM_IN_FLIGHT,
     NUM_OUTPUT,
     NUM_PROMPT,
     SLO_E2E,
     SLO_TBT,
     SLO_TTFT,
-    STATUS,
 )
 from slacktide.core.tide import (
     ARRIVAL_RATE,
@@ -56,7 +54,7 @@ from slacktide.core.tide import (
     RELEASED_TOKENS,
     TIGHTEST,
 )
-from slacktide.core.types import RUNNING, FloatArray, IntArray
+from slacktide.core.types import FloatArray, IntArray
 
 QUANTILE = 0.05
 """Which of the recent targets is guarded: the tightest but for one in twenty (as `guard.QUANTILE`)."""
@@ -148,20 +146,7 @@ def look(
         in_flight = ints[NUM_IN_FLIGHT, row]
         known_output = ints[NUM_OUTPUT, row]
         output = known_output + in_flight
-        known = ints[NUM_PROMPT, row] + output
-        running = ints[STATUS, row] == RUNNING
-        done = ints[NUM_COMPUTED, row] if running else ints[NUM_CACHED, row]
-        need = known - done
-        if running:
-            need = min(need, max_model_len - 1 - done)
-        if need <= 0 or (in_flight > 0 and output >= ints[MAX_TOKENS, row]):
-            si[I_KIND, row] = IDLE
-        elif known - done == 1 and output > 0:
-            si[I_KIND, row] = DECODE
-        else:
-            si[I_KIND, row] = PREFILL
-        si[I_REMAINING, row] = max(need, 0)
-        si[I_COMPUTED, row] = done
+        si[I_KIND, row], si[I_COMPUTED, row], si[I_REMAINING, row] = needs(ints, row, max_model_len)
         pace = floats[SLO_TBT, row]
         first, newest = floats[FIRST_TOKEN, row], floats[LAST_TOKEN, row]
         anchor = floats[ARRIVAL, row] + floats[SLO_TTFT, row]
