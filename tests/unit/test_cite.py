@@ -16,8 +16,9 @@ from slacktide.workload.packaged import PACKAGED
 def test_papers_are_complete():
     for paper in papers():
         assert paper.title
+        assert re.fullmatch(r"[A-Z][\w-]+, [\w. -]+(?: and (?:others|[A-Z][\w-]+, [\w. -]+))*", paper.authors), paper.key
         assert 1900 < paper.year < 2100
-        assert paper.url.startswith("https://") or not paper.url
+        assert paper.url.startswith("https://")
         re.compile(paper.pattern)
     assert len({paper.key for paper in papers()}) == len(papers())
 
@@ -59,6 +60,13 @@ def test_a_result_names_what_it_used(tmp_path, capsys):
         assert main(["cite", str(name), "--json"]) == 0
         found = {source["for"] for source in json.loads(capsys.readouterr().out)["sources"]}
         assert found == {"vllm-v1", "sliding", "azure-conv", "h100/llama-3-8b"}
+
+
+def test_prose_says_et_al_where_bibtex_says_and_others(capsys):
+    assert main(["cite", "orca"]) == 0
+    assert "Yu, Gyeong-In et al.: Orca" in capsys.readouterr().out
+    assert main(["cite", "orca", "--bibtex"]) == 0
+    assert "author = {Yu, Gyeong-In and others}" in capsys.readouterr().out
 
 
 def test_bibtex_has_one_entry_per_paper(capsys):

@@ -1,7 +1,7 @@
 """Print the papers and data behind policies, profiles and traces, or behind a result.
 
 NAME is a policy, a profile, a trace, or what --out wrote (a JSON file or its directory). Without one, every paper that
-something here rests on. With --bibtex, entries for a bibliography; authors who are too many are "and others".
+something here rests on. With --bibtex, entries for a bibliography; authors beyond the first may stand as "et al.".
 
 example:
   slacktide cite sliding h100/llama-3-8b azure-conv
@@ -37,8 +37,9 @@ class Paper:
 
     @property
     def text(self) -> str:
-        """One line for a list of references."""
-        return f"{self.authors}: {self.title}. {self.where}, {self.year}"
+        """One line for a list of references. "and others" is BibTeX's word for what prose calls "et al."."""
+        authors = self.authors.replace(" and others", " et al.").replace(" and ", "; ")
+        return f"{authors}: {self.title}. {self.where}, {self.year}"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -161,7 +162,7 @@ def _papers(of: str, text: str) -> list[Source]:
 
 
 def _of_paper(of: str, paper: Paper) -> Source:
-    return Source(of, paper.text if paper.authors else paper.text.removeprefix(": "), paper.url, paper.key)
+    return Source(of, paper.text, paper.url, paper.key)
 
 
 def _url(text: str) -> str:
