@@ -7,6 +7,7 @@ really happened as a `StepResult`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,6 +107,7 @@ class Live(NamedTuple):
     admission_order: IntArray
     """Running rows: rank in vLLM's `running` list (order of admission). Waiting rows: -1."""
     tenant: IntArray
+    """Whose request it is: code into `StepView.tenants`, written once on arrival."""
     slo_class: IntArray
     relegated: IntArray
     """1 once a plan relegated the row: it is served only from what others leave."""
@@ -188,6 +190,8 @@ class StepView(NamedTuple):
     """The belief: what the policy may assume a step costs. Not the truth."""
     last: StepResult | None = None
     """The newest finished step."""
+    tenants: Sequence[str] = ()
+    """Names of the codes in `live.tenant`; codes are added, never changed. () where the host tells none apart."""
 
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)

@@ -318,7 +318,7 @@ class _Run:
             config.max_num_batched_tokens, config.max_num_seqs, config.block_size,
             int(self.run.counters[steps.FREE]), config.num_blocks, self.watermark_blocks, config.max_model_len,
         )  # fmt: skip
-        return StepView(self.now, self.table.live, limits, self.belief, self.last)
+        return StepView(self.now, self.table.live, limits, self.belief, self.last, self.workload.tenants)
 
     def _schedule(self, on_step: Callable[[StepView, Plan], None] | None) -> bool:
         """Ask the policy for a step and launch it; False when it gives none."""

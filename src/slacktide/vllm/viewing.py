@@ -52,7 +52,7 @@ class Viewer:
             int(scheduler.kv_cache_manager.watermark_blocks), int(scheduler.max_model_len),
         )  # fmt: skip
         live, shown = mirror.view(hidden)
-        return StepView(now, live, limits, belief, last), shown
+        return StepView(now, live, limits, belief, last, mirror.targets.tenants.names), shown
 
     def _hidden(self) -> IntArray:
         """Rows of waiting requests that vLLM could not admit now."""
