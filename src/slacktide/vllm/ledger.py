@@ -234,6 +234,7 @@ class Ledger:
         running = len(self.scheduler.running)
         self._publisher.publish(ttft, running, n - running, self.label, force=not n)
         targets = self.mirror.targets
+        self.metrics.observe_slack(self.mirror.table, time.time() - self.mirror.epoch)
         self.metrics.set("num_running", running)
         self.metrics.set("num_waiting", n - running)
         self.metrics.set("predicted_ttft_seconds", ttft)
