@@ -12,11 +12,13 @@ from slacktide.cli.main import main
 from slacktide.core.policy import names
 from slacktide.workload.packaged import PACKAGED
 
+AUTHOR = r"[A-Z][\w-]+, [A-Z][\w. -]+?"
+
 
 def test_papers_are_complete():
     for paper in papers():
         assert paper.title
-        assert re.fullmatch(r"[A-Z][\w-]+, [\w. -]+(?: and (?:others|[A-Z][\w-]+, [\w. -]+))*", paper.authors), paper.key
+        assert re.fullmatch(rf"{AUTHOR}(?: and {AUTHOR})*(?: and others)?", paper.authors), paper.key
         assert 1900 < paper.year < 2100
         assert paper.url.startswith("https://")
         re.compile(paper.pattern)
