@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from quiet import Watch, speed
 
 from slacktide.cli.validate import one_run, started
 from slacktide.core.spec import parse_policies
@@ -55,8 +55,8 @@ START, SETTLE = 45.0, 12.0
 """Seconds that a server needs to start on a CPU, and that the last answers of a run take: for the plan alone."""
 CAPACITY_SECONDS, CAPACITY_USERS, RAMP = 40.0, 48, 0.4
 """Of a closed loop that keeps more users waiting than there are seats; its first two fifths do not count."""
-BUSY = 0.3
-"""Cores busy while our server idles, above which a run's line says that the machine was busy."""
+TRIES = 3
+"""Runs of a piece until the machine stayed quiet (quiet.py, blind to the outcome); after so many the last counts."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def make_profile(model: str, minutes: float, out: Path) -> None:
 def measure_load(model: str, out: Path, seconds: float) -> dict[str, Any]:
     """Capacity of the engine on each trace (vllm-v1, a closed loop that keeps it full), and the targets."""
     profile = read_profile(out / "profile.json")
-    found: dict[str, Any] = {"capacity": {}, "targets": {}}
+    found: dict[str, Any] = {"capacity": {}, "targets": {}, "speed": speed()}
     with tempfile.TemporaryDirectory() as folder, started([model, *ENGINE], "vllm-v1", None, None, Path(folder)) as url:
         for name in LENGTHS:
             work = trace(name).first(2000)
@@ -167,7 +167,7 @@ def targets(profile: Profile, work: Workload) -> dict[str, float]:
 
 
 def read_runs(out: Path) -> dict[str, dict[str, Any]]:
-    """Runs that are done, by key; a line that was cut off is left out."""
+    """Runs by key: of several tries the undisturbed one, else the last. A line that was cut off is left out."""
     path, found = out / "runs.jsonl", {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -178,20 +178,9 @@ def read_runs(out: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def busy_cores(seconds: float = 2.0) -> float:
-    """Cores that are busy now, from /proc/stat; 0 where there is none."""
-
-    def read() -> tuple[int, int]:
-        try:
-            values = [int(v) for v in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
-        except (OSError, ValueError):
-            return 0, 0
-        return sum(values), values[3] + values[4]  # idle, and waiting for a disk
-
-    before = read()
-    time.sleep(seconds)
-    whole, idle = (a - b for a, b in zip(read(), before, strict=True))
-    return (os.cpu_count() or 1) * (1 - idle / whole) if whole else 0.0
+def settled(row: dict[str, Any] | None) -> bool:
+    """Nothing is left to do for this piece."""
+    return row is not None and (not row["disturbed"] or row["attempt"] >= TRIES)
 
 
 def same_server(todo: list[Piece]) -> Iterator[list[Piece]]:
@@ -224,16 +213,23 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
         started([model, *ENGINE], first.policy, slo, None, Path(folder)) as url,
     ):
         for piece in group:
-            others = busy_cores()
-            summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", given)
-            kept = {name: summary.get(name) for name in FIGURES}
-            row = {
-                "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
-                **goal, "busy_cores": round(others, 2), "at": time.strftime("%Y-%m-%d %H:%M"), "summary": kept,
-            }  # fmt: skip
-            with (out / "runs.jsonl").open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"  {piece.key}: attainment {summary['attainment']:.3f}, {summary['num_steps']} steps", flush=True)
+            row = read_runs(out).get(piece.key)
+            while not settled(row):
+                with Watch() as watch:
+                    summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", given)
+                around, attempt = watch.result, 1 + (row["attempt"] if row else 0)
+                row = {
+                    "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
+                    **goal, "attempt": attempt, "disturbed": around.disturbed(load["speed"]), "quiet": asdict(around),
+                    "at": time.strftime("%Y-%m-%d %H:%M"), "summary": {name: summary.get(name) for name in FIGURES},
+                }  # fmt: skip
+                with (out / "runs.jsonl").open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                told = row["disturbed"] and f" (does not count: {row['disturbed']})"
+                print(
+                    f"  {piece.key}: attainment {summary['attainment']:.3f}, {summary['num_steps']} steps{told}",
+                    flush=True,
+                )
 
 
 def main() -> int:
@@ -253,7 +249,7 @@ def main() -> int:
 
         return write_report(args.out, args.repeats)
     done = read_runs(args.out)
-    groups = list(same_server([piece for piece in pieces(args.repeats) if piece.key not in done]))
+    groups = list(same_server([piece for piece in pieces(args.repeats) if not settled(done.get(piece.key))]))
     ahead = 0.0 if (args.out / "profile.json").exists() else 60 * 1.5 * args.profile_minutes + 3 * START
     ahead += 0.0 if (args.out / "load.json").exists() else START + 3 * (args.capacity_seconds + SETTLE)
     whole = ahead + sum(cost(group, args.seconds) for group in groups)
@@ -291,7 +287,7 @@ def simulated_twin(row: dict[str, Any], profile: Profile) -> dict[str, Any]:
     return summarize(log) | {"steps_outside": steps_outside(profile, log)}
 
 
-__all__ = ["BARS", "BUSY", "Piece", "pieces", "read_runs", "simulated_twin"]
+__all__ = ["BARS", "Piece", "pieces", "read_runs", "simulated_twin"]
 
 if __name__ == "__main__":
     sys.exit(main())

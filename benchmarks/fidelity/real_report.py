@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from real import BARS, BUSY, HERE, pieces, read_runs, simulated_twin
+from real import BARS, HERE, pieces, read_runs, simulated_twin
 
 from slacktide.profiling.profile_file import read_profile
 from slacktide.profiling.validate import ABSOLUTE, FIGURES, Row, compare, ranking_kept
@@ -27,7 +27,7 @@ def write_report(out: Path, repeats: int, readme: Path | None = None) -> int:
             found["cells"]["/".join(map(str, cell))] = {
                 "runs": len(rows),
                 "of": repeats,
-                "busy": sum(row["busy_cores"] > BUSY for row in rows),
+                "busy": sum(bool(row["disturbed"]) for row in rows),
                 "rows": [row.__dict__ for row in table],
                 "steps_outside": None if simulated is None else simulated["steps_outside"],
             }
@@ -88,7 +88,7 @@ def text(found: dict[str, Any], profile_path: Path, repeats: int) -> list[str]:
         rows = {row["figure"]: Row(**row) for row in cell["rows"]}
         shown = [shown_error(rows[f]) if f in rows else "-" for f in SHOWN]
         outside = "-" if cell["steps_outside"] is None else f"{100 * cell['steps_outside']:.1f} %"
-        count = f"{cell['runs']} of {cell['of']}" + (f", {cell['busy']} on a busy machine" if cell["busy"] else "")
+        count = f"{cell['runs']} of {cell['of']}" + (f", {cell['busy']} disturbed" if cell["busy"] else "")
         lines.append(f"| {name.replace('/', ', ')} | {count} | {' | '.join(shown)} | {outside} |")
     lines.append("")
     for where, (kept, wrong) in found["ranking"].items():

@@ -20,20 +20,20 @@ PROFILE = {
 @pytest.fixture
 def modules(monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
-    for name in ("real", "real_report"):
+    for name in ("real", "real_report", "quiet"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import real
     import real_report
 
     yield real, real_report
-    for name in ("real", "real_report"):
+    for name in ("real", "real_report", "quiet"):
         sys.modules.pop(name, None)
 
 
 def row(real, piece, simulated, change=1.0):
     return {
         "key": piece.key, "trace": piece.trace, "load": piece.load, "policy": piece.policy, "repeat": piece.repeat,
-        "rate": 1.0, "seconds": 20.0, "ttft": 2.0, "tbt": 0.2, "busy_cores": 0.1,
+        "rate": 1.0, "seconds": 20.0, "ttft": 2.0, "tbt": 0.2, "attempt": 1, "disturbed": "",
         "summary": {name: None if simulated.get(name) is None else simulated[name] * change for name in real.FIGURES},
     }  # fmt: skip
 
@@ -83,3 +83,20 @@ def test_unfinished_results_are_shown_as_such(modules, tmp_path):
     line = next(x for x in said.splitlines() if x.startswith("| azure-conv, 0.7, sliding"))
     assert "**-50.0 (0.0)**" in line
     assert "| 0 of 3 | - | - | - | - | - | - |" in said
+
+
+def test_a_disturbed_run_is_tried_again_and_says_why(modules, tmp_path):
+    real, _ = modules
+    from quiet import Quiet
+
+    assert Quiet(0.02, 0.001, 100.0).disturbed(101.0) == ""
+    assert "0.30 cores" in Quiet(0.3, 0.0, 100.0).disturbed(100.0)
+    assert "guests took 5 %" in Quiet(0.0, 0.05, 100.0).disturbed(100.0)
+    assert "at 80 % of its speed" in Quiet(0.0, 0.0, 80.0).disturbed(100.0)
+    assert not real.settled(None)
+    assert real.settled({"disturbed": "", "attempt": 1})
+    assert not real.settled({"disturbed": "others", "attempt": 1})
+    assert real.settled({"disturbed": "others", "attempt": real.TRIES})
+    tries = [{"key": "a", "disturbed": "others", "attempt": 1}, {"key": "a", "disturbed": "", "attempt": 2}]
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in tries))
+    assert real.read_runs(tmp_path)["a"]["attempt"] == 2

@@ -258,3 +258,15 @@ def test_packaged_profiles_cannot_be_updated(capsys):
 def test_a_bad_field_of_a_profile_is_named(profile_path, field, value, message):
     with pytest.raises(InputError, match=message):
         read_profile(_changed(profile_path, **{field: value}))
+
+
+def test_goodput_tells_what_share_of_its_steps_nobody_measured(profile_path, capsys):
+    line = ["goodput", "--profile", str(profile_path), "--trace", "azure-conv", "--num-prompts", "30", "--seeds", "1"]
+    line += ["--policy", "vllm-v1", "--slo", "ttft:2000,tbt:200", "--resolution", "0.2", "--jobs", "1"]
+    assert main([*line, "--json"]) == 0
+    (record,) = json.loads(capsys.readouterr().out)["runs"]
+    shares = [run["steps_outside"] for run in record["evaluations"]]
+    assert 0 < record["steps_outside"] <= max(shares) <= 1
+    assert any("beyond what the profile was measured on" in note for note in record["notes"])
+    assert main(line) == 0
+    assert "beyond what the profile was measured on" in capsys.readouterr().out

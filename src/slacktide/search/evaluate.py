@@ -14,7 +14,7 @@ from slacktide.errors import InputError
 from slacktide.metrics.log import CUT_OFF, RunLog
 from slacktide.metrics.slo import judge
 from slacktide.search.scenario import Scenario, build_policy, prepare
-from slacktide.search.truth import as_clients_see, at_the_engine
+from slacktide.search.truth import as_clients_see, at_the_engine, steps_outside
 from slacktide.sim.engine import simulate
 
 NEEDS_SLO = "goodput needs an SLO, for example --slo ttft:500,tbt:50"
@@ -22,12 +22,16 @@ NEEDS_SLO = "goodput needs an SLO, for example --slo ttft:500,tbt:50"
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One run of a search. `attainment` is an upper bound when the run was `stopped`. wall_time in seconds."""
+    """One run of a search. `attainment` is an upper bound when the run was `stopped`. wall_time in seconds.
+
+    `steps_outside`: share of its steps beyond what the profile was measured on; None where nobody can tell.
+    """
 
     rate: float
     attainment: float
     stopped: bool
     wall_time: float
+    steps_outside: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ def evaluate(task: Task) -> Evaluation:
         attainment = judge(log, scenario.slo_mode, scenario.late_tolerance).attainment()
     if attainment is None:
         raise InputError(f"{setup.workload.name}: no request can be judged: {NEEDS_SLO}")
-    return Evaluation(float(scenario.rate or math.nan), attainment, result.stopped, perf_counter() - began)
+    outside = steps_outside(setup.profile, result.log)
+    return Evaluation(float(scenario.rate or math.nan), attainment, result.stopped, perf_counter() - began, outside)
 
 
 def certainly_missed(log: RunLog, mode: str = "deadline", tolerated_late_share: float = 0.0) -> BoolArray:

@@ -35,7 +35,7 @@ from slacktide.errors import InputError
 from slacktide.search.evaluate import NEEDS_SLO, Evaluation, Task, evaluate
 from slacktide.search.pool import Store, key_of, run_tasks
 from slacktide.search.scenario import Scenario, Setup, build_policy, isolated_service, prepare
-from slacktide.search.truth import profile_facts
+from slacktide.search.truth import outside_notes, profile_facts
 from slacktide.sim.engine import EngineConfig
 from slacktide.workload.arrivals import parse_arrival
 from slacktide.workload.load import load_trace
@@ -124,14 +124,17 @@ class _Search:
             known = self.store.get(self._key(task))
             if known is None:
                 return task
-            found = Evaluation(rate, known["attainment"], known["stopped"], known["wall_time"])
+            found = Evaluation(
+                rate, known["attainment"], known["stopped"], known["wall_time"], known.get("steps_outside")
+            )
 
     def record(self, task: Task, found: Evaluation) -> None:
         """Put an outcome into the store, readable by people too."""
         self.store.put(
             self._key(task),
             {"policy": self.spec.label, "seed": self.base.seed, "rotate": self.base.rotate, "rate": found.rate,
-             "attainment": found.attainment, "stopped": found.stopped, "wall_time": found.wall_time},
+             "attainment": found.attainment, "stopped": found.stopped, "wall_time": found.wall_time,
+             "steps_outside": found.steps_outside},
         )  # fmt: skip
 
     def _key(self, task: Task) -> str:
@@ -265,6 +268,7 @@ def _record(
     """What is told of a policy."""
     target, brackets = searches[0].target, [search.bracket for search in searches if search.bracket is not None]
     rate, low, high = interval(brackets)
+    outside = _outside_at_answer(searches, brackets)
     return {
         "policy": spec.name,
         "label": spec.label,
@@ -290,13 +294,25 @@ def _record(
         ],
         "evaluations": [
             {"seed": s.base.seed, "rate": e.rate, "attainment": e.attainment, "stopped": e.stopped,
-             "wall_time": e.wall_time}
+             "wall_time": e.wall_time, "steps_outside": e.steps_outside}
             for s in searches for e in s.evaluations
         ],
+        "steps_outside": outside,
         "wall_time": math.fsum(e.wall_time for s in searches for e in s.evaluations),
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
-        "notes": [*setup.workload.notes, *notes, *_notes(searches, brackets)],
+        "notes": [*setup.workload.notes, *notes, *_notes(searches, brackets), *outside_notes(outside, spec.label)],
     }  # fmt: skip
+
+
+def _outside_at_answer(searches: list[_Search], brackets: list[Bracket]) -> float | None:
+    """The largest share of steps beyond the profile's measurements among the runs that the answer rests on."""
+    shares = [
+        evaluation.steps_outside
+        for search, bracket in zip(searches, brackets, strict=True)
+        for evaluation in search.evaluations
+        if evaluation.rate in (bracket.low, bracket.high) and evaluation.steps_outside is not None
+    ]
+    return max(shares, default=None)
 
 
 def _finite(rate: float) -> float | None:

@@ -60,17 +60,23 @@ def waiting_share(log: RunLog) -> float | None:
 def caveats(profile: Profile, log: RunLog, *, is_open: bool) -> tuple[dict[str, float | None], list[str]]:
     """(figures for the summary, notes for the reader). `is_open`: requests come by themselves, at a rate."""
     outside, waiting = steps_outside(profile, log), waiting_share(log) if is_open else None
-    notes = []
-    if outside:
-        notes.append(
-            f"{100 * outside:.1f} % of the steps lie beyond what the profile was measured on: their times are guesses"
-        )
+    notes = outside_notes(outside)
     if waiting is not None and waiting > NEAR_SATURATION:
         notes.append(
             f"near saturation: requests waited during {100 * min(waiting, 1.0):.0f} % of the run; there a small error "
             "in step times becomes a large one in latency"
         )
     return {"steps_outside": outside, "waiting_time_share": waiting}, notes
+
+
+def outside_notes(share: float | None, label: str = "") -> list[str]:
+    """What to tell the reader of a share of steps beyond the measurements; nothing where it is 0 or unknown."""
+    if not share:
+        return []
+    whose = f"{label}: " if label else ""
+    return [
+        f"{whose}{100 * share:.1f} % of the steps lie beyond what the profile was measured on: their times are guesses"
+    ]
 
 
 def twin(workload: Workload, profile: Profile, spec: PolicySpec, engine: dict[str, Any] | None = None) -> RunLog:
