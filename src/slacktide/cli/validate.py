@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
-from slacktide.cli.output import emit, progress, to_json
+from slacktide.cli.output import emit, progress, save_json
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -124,7 +124,10 @@ def _server(args: argparse.Namespace, spec: PolicySpec, profile: Profile) -> Ite
 
 @contextlib.contextmanager
 def started(model: list[str], policy: str, slo: str | None, profile: Profile | None, directory: Path) -> Iterator[str]:
-    """`slacktide serve` with the profile's engine settings and a step log in `directory`; yields its address."""
+    """`slacktide serve` with the profile's engine settings; yields its address.
+
+    Its log is in `directory`, and so are its steps with a policy; "" is vLLM's own scheduler, which logs none.
+    """
     import os
 
     from slacktide.loadgen.server import ServerProcess, cpu_environment, free_port
@@ -141,9 +144,9 @@ def started(model: list[str], policy: str, slo: str | None, profile: Profile | N
     for flag, number in settings.items():
         flags += [flag, str(number)] if flag not in given else []
     own = {"slacktide": {"step_log": str(directory / "steps.jsonl"), "step_log_mb": 4096.0}}
-    command = [sys.executable, "-m", "slacktide", "serve", *flags, "--policy", policy, "--port", str(port)]
+    command = [sys.executable, "-m", "slacktide", "serve", *flags, "--port", str(port)]
+    command += ["--policy", policy, "--additional-config", json.dumps(own)] if policy else ["--stock"]
     command += ["--slo", slo] if slo else []
-    command += ["--additional-config", json.dumps(own)]
     environment = {k: v for k, v in cpu_environment().items() if k not in os.environ} if on_cpu(os.environ) else {}
     url = f"http://127.0.0.1:{port}"
     with ServerProcess(command, url, directory / "server.log", environment=environment):
@@ -261,7 +264,7 @@ def _note(path: Path, value: dict[str, Any]) -> None:
     fields = json.loads(path.read_text(encoding="utf-8"))
     rows = {row["figure"]: row["error"] for row in value["rows"] if row["error"] is not None}
     fields["validation"] = {"text": value["text"], "ok": value["ok"], "errors": rows}
-    path.write_text(to_json(fields), encoding="utf-8")
+    save_json(path.resolve(), fields)  # of a link, the file it stands for
 
 
 def _show(found: dict[str, Any]) -> None:
