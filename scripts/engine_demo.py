@@ -59,9 +59,11 @@ def main() -> int:
         with server(args, flags + told, label) as running:
             print(f"  up after {time.monotonic() - started:.0f} s", flush=True)
             if work is None:
+                print("  measuring what this machine can do ...", flush=True)
                 measured = measure(running.url)
                 work = scaled(measured, args.seconds)
                 print(told_about(measured, work), flush=True)
+            print(f"  replaying for {args.seconds:.0f} s or somewhat longer ...", flush=True)
             records.append(run(running.url, work, label, args.out))
     print()
     print_comparison(records)
@@ -122,7 +124,7 @@ def told_about(measured: Measured, work: Workload) -> str:
     return (
         f"  alone: TTFT {measured.ttft * 1e3:.0f} ms, TBT {measured.tbt * 1e3:.0f} ms; "
         f"{BATCH} at once: {measured.rate:.2f} requests/s\n"
-        f"  replayed: {len(work)} requests of azure-conv (lengths times {LENGTHS:g}) at {work.rate:.2f} requests/s, "
+        f"  to replay: {len(work)} requests of azure-conv (lengths times {LENGTHS:g}) at {work.rate:.2f} requests/s, "
         f"target {slo_text(work)}"
     )
 

@@ -242,3 +242,14 @@ def test_every_verb_has_the_arguments_of_all_and_an_example(name, capsys):
     out = capsys.readouterr().out
     for part in ("example:", f"slacktide {name}", "--json", "--out DIR", "--seed", "--quiet"):
         assert part in out
+
+
+def test_a_note_names_the_runs_that_it_is_about(capsys):
+    from slacktide.cli.scenario import print_notes
+
+    runs = [{"label": "a", "notes": ["all", "some", "c: own"]}, {"label": "b", "notes": ["all", "some"]},
+            {"label": "c", "notes": ["all", "c, seed 1: own"]}]  # fmt: skip
+    print_notes(runs)
+    assert capsys.readouterr().out.splitlines() == [
+        "note: all", "note: a, b: some", "note: a: c: own", "note: c, seed 1: own"
+    ]  # fmt: skip

@@ -67,7 +67,7 @@ def test_what_is_drawn() -> None:
     assert first.lines[-1].get_xdata() == [500.0, 500.0]  # the SLO
     assert gap.lines[-1].get_xdata() == [500.0, 500.0]
     np.testing.assert_allclose(first.lines[0].get_xdata(), 500.0)
-    assert {text.get_text() for text in met.texts} == {"a", "b:x=1 (oracle)", "100.0 %"}
+    assert {text.get_text() for text in met.texts} == {"a", "b:x=1 (oracle)", "100 %"}
     assert [bar.get_width() for bar in met.patches] == [100.0, 100.0]
     assert "SLO 500 ms" in [text.get_text() for text in first.texts]
     assert max(busy.lines[0].get_ydata()) == pytest.approx(4.0)  # 4 arrivals a second stay 1 s each

@@ -124,3 +124,10 @@ def test_terminal_is_coloured_not_starred(monkeypatch: pytest.MonkeyPatch) -> No
 def test_numbers() -> None:
     assert [number(v) for v in (0.5, 7.321, 73.21, 732.1, 7321.0)] == ["0.50", "7.32", "73.2", "732", "7,321"]
     assert [percent(v) for v in (0, 0.0001, 0.25, 0.9999, 1)] == ["0.0", "<0.1", "25.0", ">99.9", "100"]
+
+
+def test_a_long_name_is_broken_between_its_parts():
+    text = comparison_text([record("a"), record("sarathi:chunk_size=2048,max_num_seqs=1024")], 80)
+    lines = [line.strip() for line in text.splitlines()]
+    assert any(line.startswith("chunk_size=2048,") for line in lines)
+    assert not any(line.startswith(("048", "48", "8 ")) for line in lines)

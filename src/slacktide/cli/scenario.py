@@ -166,6 +166,12 @@ def _digest(label: str) -> str:
 
 
 def print_notes(records: list[dict[str, Any]]) -> None:
-    """Say once what was left out, converted or assumed on the way."""
-    for note in dict.fromkeys(note for record in records for note in record["notes"]):
-        print(f"note: {note}")
+    """Say once what was left out, converted or assumed on the way, and of which runs when not of all."""
+    said: dict[str, list[str]] = {}
+    for record in records:
+        for note in record["notes"]:
+            said.setdefault(note, []).append(str(record.get("label") or record.get("policy") or ""))
+    for note, names in said.items():
+        who = ", ".join(dict.fromkeys(names))
+        whose = "" if len(names) == len(records) or note.startswith((f"{who}:", f"{who},")) else f"{who}: "
+        print(f"note: {whose}{note}")

@@ -19,6 +19,7 @@ from slacktide.metrics import slo
 from slacktide.metrics.log import RunLog
 from slacktide.metrics.stats import Distribution
 from slacktide.report.files import Record, write_files
+from slacktide.report.tables import percent
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 """Okabe and Ito's palette (told apart with any colour vision), ordered so that neighbours differ in lightness too."""
@@ -158,7 +159,7 @@ def _bars(axes: Any, runs: Sequence[tuple[Record, RunLog]], names: Sequence[str]
         attainment = (record.get("summary") or {}).get("attainment")
         oracle = bool(record.get("oracle"))
         axes.barh(row, 100 * (attainment or 0), color=style["color"], height=0.42, alpha=0.45 if oracle else 1.0)
-        text = "no SLO" if attainment is None else f"{100 * attainment:.1f} %"
+        text = "no SLO" if attainment is None else f"{percent(attainment)} %"
         axes.annotate(text, (100 * (attainment or 0), row), (4, 0), textcoords="offset points", va="center", fontsize=9)
         axes.annotate(names[row], (0, row - 0.22), (2, 2), textcoords="offset points", fontsize=9, color=_INK)
     axes.set_yticks([])

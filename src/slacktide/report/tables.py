@@ -7,6 +7,7 @@ nobody can deploy them. rich is imported when a table is drawn.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
@@ -218,7 +219,8 @@ def _draw(console: Console, records: Sequence[Record], *, plain: bool) -> None:
             for row, name in enumerate(names):
                 texts = (cells[row] for _, cells in part)
                 best = "" if plain else "bold green"
-                table.add_row(Text(name), *(Text(text, style=best if is_best else "") for text, is_best in texts))
+                folded = _folded(name, name_width)
+                table.add_row(Text(folded), *(Text(text, style=best if is_best else "") for text, is_best in texts))
             console.print(table)
     for line in footnotes(records):
         console.print(Text(line), style="" if plain else "dim")
@@ -231,6 +233,16 @@ def _head(column: Column) -> list[str]:
     words = column.title.replace("_", " ") if " " not in column.title else column.title
     upper, _, lower = words.partition(" ")
     return [upper, lower.replace("_", " ")] if lower else ["", upper]
+
+
+def _folded(name: str, width: int) -> str:
+    """A long name over several lines, broken behind a colon or comma: half of a number would be another number."""
+    lines = [""]
+    for piece in re.split("(?<=[:,])", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def _parts(drawn: list[tuple[Column, Cells]], room: int) -> list[list[tuple[Column, Cells]]]:
