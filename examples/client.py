@@ -7,6 +7,7 @@ same field as `extra_body={"vllm_xargs": {...}}`.
 import json
 import sys
 import time
+import urllib.error
 import urllib.request
 
 TTFT_MS, TBT_MS = 1000, 100
@@ -31,4 +32,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except urllib.error.URLError as error:
+        sys.exit(f"no answer ({error.reason}): start a server first, or name its address: client.py http://HOST:PORT")

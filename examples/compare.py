@@ -8,7 +8,7 @@ import slacktide
 def main() -> None:
     result = slacktide.compare(
         ["vllm-v1", "sarathi:chunk_size=2048", "sliding"],
-        trace="azure-conv", profile="h100/llama-3-8b", slo="ttft:1000,tbt:50", rate=19, num_prompts=300,
+        trace="azure-conv", profile="h100/llama-3-8b", slo="ttft:1000,tbt:50", rate=19, num_prompts=1000,
     )  # fmt: skip
     print(result)
     best = max(result, key=lambda run: run.summary["attainment"])

@@ -5,8 +5,8 @@ import slacktide
 
 def main() -> None:
     grid = slacktide.sweep(
-        "vllm-v1", {"rate": [15, 19], "max_num_batched_tokens": [2048, 8192], "max_num_seqs": [128]},
-        trace="azure-conv", profile="h100/llama-3-8b", slo="ttft:1000,tbt:50", num_prompts=200,
+        "vllm-v1", {"rate": [15, 19], "max_num_batched_tokens": [2048, 8192], "max_num_seqs": [256]},
+        trace="azure-conv", profile="h100/llama-3-8b", slo="ttft:1000,tbt:50", num_prompts=1000,
     )  # fmt: skip
     print(grid)
     columns = grid.columns()
