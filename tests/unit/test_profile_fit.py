@@ -185,7 +185,7 @@ def test_steps_that_overlap_have_no_host_in_between(tmp_path):
         ('{"duration_s": 0}', "line 3: field duration_s: found 0, expected seconds above 0"),
         ('{"duration_s": 1}', "line 3: field num_tokens: found nothing, expected a number"),
         ("[1]", r"line 3: found '\[1\]', expected a JSON object"),
-        ("{", "line 3: no JSON"),
+        ("{", "line 3: not valid JSON"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, message):

@@ -99,13 +99,17 @@ def read_steps(path: Path) -> Steps:
     if missing or not times:
         wanted = " or ".join(TIME_COLUMNS) if not times else missing[0]
         raise InputError(f"{path}: no column {wanted}; found {', '.join(columns) or 'none'}")
+    if len(times) > 1:
+        raise InputError(f"{path}: columns {' and '.join(each for each, _ in times)} both tell a step's time; keep one")
     name, scale = times[0]
     values = {}
     for column in (name, "num_prefill_tokens", "num_decodes"):
         try:
             values[column] = np.asarray(columns[column], dtype=np.float64)
-        except ValueError as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InputError(f"{path}: column {column}: expected numbers ({error})") from error
+        if values[column].ndim != 1:
+            raise InputError(f"{path}: column {column}: expected numbers, found lists of them")
     seconds, prompt, decodes = values[name] * scale, values["num_prefill_tokens"], values["num_decodes"]
     good = np.isfinite(seconds) & (seconds > 0) & (prompt >= 0) & (decodes >= 0) & (prompt + decodes > 0)
     if not good.all():
@@ -127,24 +131,28 @@ MIN_STEPS = 20
 def _columns(path: Path) -> dict[str, list[Any]]:
     if path.suffix == ".jsonl":
         return _plug_in_columns(path)
+    import csv
+
     try:
         if path.suffix == ".parquet":
             import pyarrow as pa
             import pyarrow.parquet as pq
 
             try:
-                return dict(pq.read_table(path).to_pydict())
-            except pa.ArrowInvalid as error:
+                with path.open("rb") as file:
+                    return dict(pq.read_table(file).to_pydict())
+            except (pa.ArrowException, ValueError) as error:
                 raise InputError(f"{path}: not a Parquet file ({error})") from error
-        import csv
-
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
     if not rows:
         raise InputError(f"{path}: empty; expected a header and one step a row")
     header = [name.strip() for name in rows[0]]
+    twice = next((name for name in header if header.count(name) > 1), None)
+    if twice is not None:
+        raise InputError(f"{path}: two columns are called {twice!r}; keep one")
     for i, row in enumerate(rows[1:], 1):
         if len(row) != len(header):
             raise InputError(f"{path}: row {i}: {len(row)} values, expected {len(header)} as in the header")

@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("limits")
     group.add_argument("--num-warmups", type=options.count_or_zero, default=1, metavar="N", help="default: 1")
     group.add_argument(
-        "--timeout", type=options.positive, default=600.0, metavar="S", help="for a whole answer (default: 600 s)"
+        "--timeout", type=options.seconds, default=600.0, metavar="S", help="for a whole answer (default: 600 s)"
     )
     group.add_argument(
-        "--max-duration", type=options.positive, default=math.inf, metavar="S", help="end the run then (default: never)"
+        "--max-duration", type=options.seconds, default=math.inf, metavar="S", help="end the run then (default: never)"
     )
     group.add_argument(
         "--give-up",
-        type=options.positive,
+        type=options.seconds,
         default=30.0,
         metavar="S",
         help="end the run when the server could not be reached for so long (default: 30 s)",
@@ -153,7 +153,7 @@ def _target(args: argparse.Namespace) -> Target:
 def _extra_body(text: str | None) -> dict[str, Any]:
     try:
         value = json.loads(text) if text else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"--extra-body: no JSON ({error})") from None
     if not isinstance(value, dict):
         raise InputError(f"--extra-body: expected a JSON object, found {text!r}")

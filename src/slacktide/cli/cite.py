@@ -99,7 +99,7 @@ def _names_in(name: str) -> list[str]:
         return [name]
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({error})") from error
     if isinstance(data, dict) and "latency" in data:
         return [name]  # a profile's file

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slacktide.cli import options
 from slacktide.cli.output import print_json
 from slacktide.cli.scenario import COMPARE, add_scenario, print_notes, run_all
-from slacktide.cli.views import add_views, as_runs, chosen, print_explanation, wanted, write_views
+from slacktide.cli.views import add_views, as_runs, check_views, chosen, explanation, wanted, write_views
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -35,16 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do it."""
     specs = options.policies(args)
+    check_views(args, [spec.label for spec in specs])
     recorded: dict[str, Decisions] | None = {} if wanted(args) else None
     runs = run_all(args, specs, subdirectories=True, recorded=recorded)
     records = [record for record, _ in runs]
     written = _write(args, runs) if args.out is not None else []
     written += write_views(args, as_runs(runs, recorded))
+    told = None if args.explain is None else explanation(args, chosen(args, as_runs(runs, recorded)))
     if args.json:
-        print_json({"runs": records})
+        print_json({"runs": records} | ({} if told is None else {"explanation": told}))
         return 0
-    if args.explain is not None:
-        print_explanation(args, chosen(args, as_runs(runs, recorded)))
+    print(told or "", end="")
     from slacktide.report.tables import print_comparison
 
     print_comparison(records)

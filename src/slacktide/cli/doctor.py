@@ -8,6 +8,7 @@ example:
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -99,8 +100,10 @@ def _compiler_cache() -> Check:
     """numba keeps compiled functions beside the source, or in a user directory; without either every run compiles."""
     given = os.environ.get("NUMBA_CACHE_DIR")
     beside = Path(__file__).resolve().parents[1] / "core" / "__pycache__"
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba"
-    candidates = [Path(given)] if given else [beside, user]
+    candidates = [Path(given)] if given else [beside]
+    if not given:
+        with contextlib.suppress(RuntimeError):  # an account without a home
+            candidates.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba")
     for candidate in candidates:
         if _writable(candidate):
             return Check("numba cache", "ok", str(candidate))
@@ -115,9 +118,9 @@ def _compiler_cache() -> Check:
 
 def _writable(directory: Path) -> bool:
     """Whether a file can be made there (in its nearest parent, when it does not exist yet)."""
-    while not directory.exists():
-        directory = directory.parent
     try:
+        while not directory.exists():
+            directory = directory.parent
         with tempfile.TemporaryFile(dir=directory):
             return True
     except OSError:

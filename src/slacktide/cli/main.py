@@ -50,6 +50,10 @@ VERBS: dict[str, tuple[str, str]] = {
 EXIT_INPUT, EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 2, 130, 141  # 128 + SIGINT, 128 + SIGPIPE, as shells report them
 
 
+_OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
+"""What a write to standard output fails with: disk or quota full, file too large, opened for reading, terminal gone."""
+
+
 class Verb(Protocol):
     """What a verb's module offers."""
 
@@ -228,8 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
-        # A path the user named, or a full disk; any other OSError is a defect of ours and keeps its traceback.
-        if error.filename is None and error.errno != errno.ENOSPC:
+        # A path the user named, or an output that takes no more; any other is a defect of ours and keeps its traceback.
+        if error.filename is None and error.errno not in _OUTPUT_ERRORS:
             raise
         return _complain(f"{error.filename or 'output'}: {error.strerror}")
     except SystemExit as stop:  # argparse ends this way, after help (0) or an error (2)

@@ -9,6 +9,7 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 MAX_FACTOR = 1000.0
 """Mixed steps a thousand times as slow as their parts: no GPU; measured ones are within 2."""
+
+
+MAX_WAIT = 1e9
+"""Seconds (31 years) of a timeout or pause: beyond about 9e9 the system's timers overflow."""
 
 
 class Invalid(argparse.ArgumentTypeError, ValueError):
@@ -47,9 +52,9 @@ def _whole(text: str, least: int) -> int:
     if "." not in match[1]:  # exactly, however many digits
         value = int(match[1]) * scale
     else:
-        exact = float(match[1]) * scale
+        exact = Decimal(match[1]) * scale  # in decimals, as it is written: 1.005 * 1000 in binary is not 1005
         if exact != int(exact):
-            raise Invalid(f"expected a whole number, found {text!r} = {exact:g}")
+            raise Invalid(f"expected a whole number, found {text!r} = {exact:f}")
         value = int(exact)
     if not least <= value < 2**62:  # beyond, int64 columns would overflow
         raise Invalid(f"expected a whole number of at least {least}, found {text!r}")
@@ -72,6 +77,14 @@ def positive(text: str) -> float:
     value = number(text)
     if value <= 0:
         raise Invalid(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Seconds above 0, at most 31 years: what clocks and timers take."""
+    value = positive(text)
+    if value > MAX_WAIT:
+        raise Invalid(f"expected seconds above 0, at most {MAX_WAIT:g}, found {text!r}")
     return value
 
 

@@ -46,6 +46,14 @@ def to_json(value: Any) -> str:
     return json.dumps(plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
+def save_json(path: Path, value: Any) -> None:
+    """Write one JSON document, whole or not at all. Raises InputError naming the path."""
+    from slacktide.report.files import write_files
+
+    text = to_json(value)
+    write_files(path.parent, {path.name: lambda partial: partial.write_text(text, encoding="utf-8")})
+
+
 def print_json(value: Any) -> None:
     """Print one JSON document, with escapes where standard output cannot hold a character as it is."""
     text = to_json(value)
@@ -75,7 +83,7 @@ def emit(args: argparse.Namespace, name: str, value: Any, show: Callable[[], Non
     """Write `value` to DIR/name.json (with `--out`), then print it as JSON (with `--json`) or call `show`."""
     directory = out_dir(args)
     if directory is not None:
-        (directory / f"{name}.json").write_text(to_json(value), encoding="utf-8")
+        save_json(directory / f"{name}.json", value)
     if args.json:
         print_json(value)
     else:

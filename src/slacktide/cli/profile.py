@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
-from slacktide.cli.output import emit, out_dir, progress
+from slacktide.cli.output import emit, out_dir, progress, save_json
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ def fit_and_tell(args: argparse.Namespace, sources: list[Path], notes: list[str]
     directory = out_dir(args)
     assert directory is not None
     path = directory / PROFILE
-    from slacktide.cli.output import to_json
-
-    path.write_text(to_json(fields), encoding="utf-8")
+    save_json(path, fields)
     every = [*steps.notes, *notes]
     if (noise := max(fitted.noise.values(), default=0.0)) > NOISY:
         every.append(

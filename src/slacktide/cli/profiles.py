@@ -100,6 +100,8 @@ def _one(profile: dict[str, Any]) -> None:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, float) and 0 < value < 1:
         return f"{value:.3g}"
     return f"{value:,.0f}" if isinstance(value, (int, float)) else str(value)

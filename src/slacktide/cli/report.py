@@ -12,11 +12,11 @@ example:
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
 from slacktide.cli.output import print_json
-from slacktide.cli.views import add_views, chosen, print_explanation, wanted, write_trace
+from slacktide.cli.views import add_views, check_views, chosen, explanation, wanted, write_trace
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
-    if args.window is not None and args.timeline is None:
-        raise InputError("--window goes with --timeline: name a file for it")
+    check_views(args)
+    if args.out is not None and wanted(args):
+        raise InputError("--out goes with the table: leave it out, or leave out --html, --timeline and --explain")
     if args.result.suffix == ".jsonl" and args.timeline is not None:
         return _step_log(args)
     if wanted(args):
@@ -75,14 +76,18 @@ def _look(args: argparse.Namespace) -> int:
         told.append(f"wrote {args.html} ({write_html(args.html, source) / 1e3:,.0f} kB)")
     if args.timeline is not None:
         told.append(write_trace(args, chosen(args, _runs(source, "--timeline"))))
+    text = None if args.explain is None else explanation(args, chosen(args, _runs(source, "--explain")))
     if args.json:
-        print_json({"wrote": [str(path) for path in (args.html, args.timeline) if path is not None]})
+        print_json(_wrote(args) | ({} if text is None else {"explanation": text}))
         return 0
-    if args.explain is not None:
-        print_explanation(args, chosen(args, _runs(source, "--explain")))
+    print(text or "", end="")
     for line in told:
         print(line)
     return 0
+
+
+def _wrote(args: argparse.Namespace) -> dict[str, Any]:
+    return {"wrote": [str(path) for path in (args.html, args.timeline) if path is not None]}
 
 
 def _runs(source: Source, flag: str):  # type: ignore[no-untyped-def]
@@ -92,12 +97,17 @@ def _runs(source: Source, flag: str):  # type: ignore[no-untyped-def]
 
 
 def _step_log(args: argparse.Namespace) -> int:
+    if args.html is not None or args.explain is not None:
+        raise InputError(f"{args.result}: a step log knows steps, no requests: --timeline alone can show it")
     from slacktide.report.steplog import read_step_log, step_log_timeline
     from slacktide.report.timeline import write_timeline
 
     trace, shows = step_log_timeline(read_step_log(args.result), args.result.name, args.window)
     write_timeline(args.timeline, trace)
-    print(f"wrote {args.timeline}: {shows}")
+    if args.json:
+        print_json(_wrote(args))
+    else:
+        print(f"wrote {args.timeline}: {shows}")
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from slacktide.cli import options
 from slacktide.cli.output import print_json
 from slacktide.cli.scenario import add_scenario, print_notes, run_all
-from slacktide.cli.views import add_views, as_runs, print_explanation, wanted, write_views
+from slacktide.cli.views import add_views, as_runs, check_views, explanation, wanted, write_views
 from slacktide.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,14 +39,15 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"--policy names {len(specs)} policies ({names}), expected one; 'slacktide compare' takes more"
         )
+    check_views(args, [spec.label for spec in specs])
     recorded: dict[str, Decisions] | None = {} if wanted(args) else None
     runs = as_runs(run_all(args, specs, subdirectories=False, recorded=recorded), recorded)
     record, written = runs[0].record, write_views(args, runs)
+    told = None if args.explain is None else explanation(args, runs[0])
     if args.json:
-        print_json(record)
+        print_json(record if told is None else record | {"explanation": told})
         return 0
-    if args.explain is not None:
-        print_explanation(args, runs[0])
+    print(told or "", end="")
     from slacktide.report.tables import print_comparison
 
     print_comparison([record])

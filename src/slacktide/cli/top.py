@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("url", nargs="?", default=URL, metavar="URL", help=f"the server (default: {URL})")
     parser.add_argument("--once", action="store_true", help="print one plain screen and end")
     parser.add_argument(
-        "--interval", type=options.positive, default=INTERVAL, metavar="S", help=f"seconds (default: {INTERVAL:g})"
+        "--interval", type=options.seconds, default=INTERVAL, metavar="S", help=f"seconds (default: {INTERVAL:g})"
     )
 
 

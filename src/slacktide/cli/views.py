@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
+import os
 from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
@@ -57,6 +57,30 @@ def wanted(args: argparse.Namespace) -> bool:
     return args.html is not None or args.timeline is not None or args.explain is not None
 
 
+def check_views(args: argparse.Namespace, labels: list[str] | None = None) -> None:
+    """Flags that contradict one another, and places that cannot be written: found before a run, not after it.
+
+    `labels`: of the runs, where they are known. Raises InputError.
+    """
+    if args.window is not None and args.timeline is None:
+        raise InputError("--window goes with --timeline: name a file for it")
+    if args.run is not None and args.timeline is None and args.explain is None:
+        raise InputError("--run goes with --timeline or --explain: name one of them")
+    if args.run is not None and labels is not None and args.run not in labels:
+        raise InputError(f"--run {args.run!r}: no such run; there are {', '.join(labels)}")
+    files = {"--html": args.html, "--timeline": args.timeline}
+    for flag, path in files.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise InputError(f"{flag} {path}: expected a file, found a directory; name a file in it")
+        parent = next(place for place in (path.absolute().parent, *path.absolute().parents) if place.exists())
+        if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"{flag} {path}: {parent} cannot be written; name another place")
+    if args.html is not None and args.timeline is not None and args.html.absolute() == args.timeline.absolute():
+        raise InputError(f"--html and --timeline both name {args.html}: the one would replace the other")
+
+
 def chosen(args: argparse.Namespace, runs: list[Run]) -> Run:
     """The run that `--run` names."""
     if args.run is None:
@@ -69,10 +93,8 @@ def chosen(args: argparse.Namespace, runs: list[Run]) -> Run:
 
 
 def write_views(args: argparse.Namespace, runs: list[Run]) -> list[str]:
-    """Write what the flags ask for; returns what to tell. `--explain` is left to `print_explanation`."""
+    """Write what the flags ask for; returns what to tell. `--explain` is left to `explanation`."""
     told = []
-    if args.window is not None and args.timeline is None:
-        raise InputError("--window goes with --timeline: name a file for it")
     if args.html is not None:
         from slacktide.report.html import write_html
         from slacktide.report.source import Source
@@ -111,11 +133,11 @@ def log_of(run: Run, flag: str) -> RunLog:
     return run.log
 
 
-def print_explanation(args: argparse.Namespace, run: Run) -> None:
-    """`--explain`."""
+def explanation(args: argparse.Namespace, run: Run) -> str:
+    """The text of `--explain`. Raises InputError for a request that the run does not have."""
     from slacktide.report.explain import explain
 
-    sys.stdout.write(explain(log_of(run, "--explain"), args.explain, run.name, run.decisions))
+    return explain(log_of(run, "--explain"), args.explain, run.name, run.decisions)
 
 
 def as_runs(runs: list[tuple[dict[str, Any], RunLog]], recorded: dict[str, Decisions] | None) -> list[Run]:

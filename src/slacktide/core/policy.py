@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -90,11 +91,22 @@ def _import_class(spec: str) -> type:
     module_name, _, class_name = spec.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"policy {spec!r}: cannot import module {module_name!r} ({error})") from error
+    except Exception as error:  # a syntax error, or whatever the module's own code raises
+        where = _place_of(error)
+        raise InputError(
+            f"policy {spec!r}: cannot import module {module_name!r} ({type(error).__name__}: {error}{where})"
+        ) from error
     if not hasattr(module, class_name):
         raise InputError(f"policy {spec!r}: module {module_name!r} has no {class_name!r}")
     return _checked(spec, getattr(module, class_name))
+
+
+def _place_of(error: Exception) -> str:
+    """`, file.py line 7` for an error in a user's file; "" for one of the import system itself."""
+    if isinstance(error, (ImportError, SyntaxError)):  # say it themselves
+        return ""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if "importlib" in last.filename else f", {last.filename} line {last.lineno}"
 
 
 def _checked(name: str, found: object) -> type:

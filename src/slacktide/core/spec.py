@@ -21,6 +21,9 @@ from typing import Any, Literal, cast
 from slacktide.core.policy import get, names
 from slacktide.errors import InputError, unknown_name
 
+MAX_WHOLE = 2**62
+"""Largest whole number of a parameter: beyond, it no longer fits the 64 bits of compiled policies."""
+
 _WORDS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -57,6 +60,8 @@ class Parameter:
                 raise ValueError(text)
         elif self.kind in (int, float):
             value = self.kind(text)
+        if self.kind is int and abs(value) > MAX_WHOLE:
+            raise ValueError(text)
         not_a_number = isinstance(value, float) and math.isnan(value)
         if not_a_number or (self.choices and value not in self.choices):
             raise ValueError(text)
@@ -213,7 +218,10 @@ def _spec(name: str, given: list[str], engine: Mapping[str, Callable[[str], Any]
     if tail and head in names():
         raise InputError(f"policy {head!r}: expected parameter=value after ':', found {tail!r}")
     cls = get(name)
-    own = {parameter.name: parameter for parameter in parameters_of(cls)}
+    try:
+        own = {parameter.name: parameter for parameter in parameters_of(cls)}
+    except (TypeError, NameError) as error:  # a field of a type that no command line can give, or an unknown one
+        raise InputError(f"policy {name!r}: {error}") from error
     parameters: dict[str, Any] = {}
     for item in given:
         key, _, value = item.partition("=")

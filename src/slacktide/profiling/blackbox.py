@@ -8,7 +8,6 @@ Coarser than the engine's own log: network and front end are in the times, steps
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +19,9 @@ import numpy as np
 from slacktide.core import shape as s
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.errors import InputError
+from slacktide.profiling import json_text
 from slacktide.profiling.experiments import ladder
+from slacktide.profiling.json_text import is_number
 from slacktide.profiling.measurements import Host, Steps, logged
 
 SPREAD = 0.2
@@ -28,6 +29,8 @@ SPREAD = 0.2
 milliseconds, steps follow each other at the gap."""
 LEAST_SPREAD = 1e-3
 """Seconds: finer than this, event loops shuffle tokens."""
+MAX_NUMBER = 1e12
+"""Of a benchmark result: beyond any length, and beyond the seconds of any clock by far."""
 OUTPUTS = (8, 64)
 """Output tokens of designed loads: long enough for many decode steps, short enough for many prompts."""
 
@@ -127,10 +130,7 @@ def _step(
 
 def steps_of_result(path: Path, max_num_batched_tokens: int | None) -> Steps:
     """Steps in a detailed result of `vllm bench serve --save-detailed`, or of ours. Raises InputError."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({error})") from error
+    data = json_text.read(path, str(path))
     names = ("start_times", "ttfts", "itls", "input_lens", "output_lens")
     if not isinstance(data, dict) or any(not isinstance(data.get(name), list) for name in names):
         raise InputError(
@@ -154,9 +154,9 @@ def _columns(path: Path, data: dict[str, Any]) -> tuple[FloatArray, IntArray, li
     rows = zip(data["start_times"], data["ttfts"], data["itls"], data["input_lens"], data["output_lens"], strict=True)
     for i, (start, ttft, itl, length, output) in enumerate(rows):
         numbers = [start, ttft, length, output, *(itl if isinstance(itl, list) else [None])]
-        if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in numbers):
+        if not all(is_number(v) and 0 <= v <= MAX_NUMBER for v in numbers):
             raise InputError(
-                f"{path}: request {i}: expected numbers in start_times, ttfts, itls, input_lens, output_lens"
+                f"{path}: request {i}: expected numbers from 0 on in start_times, ttfts, itls, input_lens, output_lens"
             )
         sent.append(float(start))
         prompt.append(int(length))

@@ -261,7 +261,8 @@ def profile_fields(steps: Steps, fitted: Fitted, name: str, given: Mapping[str, 
         "pipeline_depth": 2 if overlapped else 1,
     }
     for key in ("max_model_len", "enable_prefix_caching"):
-        if engine.get(key) is not None:
+        # What a bare stack of layers was measured up to is no limit of an engine.
+        if engine.get(key) is not None and "layers_measured" not in engine:
             fields[key] = engine[key]
     if engine.get("frontend_ms") is not None:
         # A lone request waits for its step's host share, too, which is in the model's times already.

@@ -7,7 +7,6 @@ while the engine had work, is the host's, and is fitted as so much per step and 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,8 @@ import numpy as np
 from slacktide.core import shape as s
 from slacktide.core.types import BoolArray, FloatArray, IntArray
 from slacktide.errors import InputError
+from slacktide.profiling import json_text
+from slacktide.profiling.json_text import is_number
 
 OUTLIER_SPREADS = 5.0
 """A sample so many robust standard deviations from the median of its point is an outlier (a page fault, another
@@ -100,26 +101,46 @@ def fit_host(extra: FloatArray, sequences: FloatArray) -> Host:
     return Host(float(line[0]), float(line[1]), known=True)
 
 
+class Line(dict[str, Any]):
+    """A JSON object that knows where it stands."""
+
+    number: int = 0
+    """In its file, from 1."""
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The JSON objects of a file, one a line; a last line that was cut off is left out. Raises InputError."""
+    """The JSON objects of a file, one a line (`Line`); a last line that was cut off is left out. Raises InputError."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot be read ({error})") from error
-    found = []
+    found: list[dict[str, Any]] = []
+    lines = text.split("\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-        except ValueError as error:
-            if number == len(lines):
+            value = json_text.parse(line, f"{path}: line {number}")
+        except InputError:
+            if number == len(lines):  # without its line end: the writer was stopped in it
                 break
-            raise InputError(f"{path}: line {number}: no JSON ({error})") from error
+            raise
         if not isinstance(value, dict):
             raise InputError(f"{path}: line {number}: found {str(value)[:40]!r}, expected a JSON object")
-        found.append(value)
+        found.append(Line(value))
+        found[-1].number = number  # type: ignore[attr-defined]
     return found
+
+
+def _number(path: Path, line: dict[str, Any], name: str, expected: str, least: float = -math.inf) -> float:
+    """A line's number, NaN where it has none. Raises InputError naming line and field."""
+    value = line.get(name)
+    if value is None:
+        return math.nan
+    if not is_number(value) or not value >= least:
+        where = f"line {line.number}: " if isinstance(line, Line) else ""
+        raise InputError(f"{path}: {where}field {name}: found {repr(value)[:40]}, expected {expected}")
+    return float(value)
 
 
 def shapes_of(path: Path, lines: Sequence[dict[str, Any]], first: int = 1) -> tuple[FloatArray, FloatArray]:
@@ -129,11 +150,11 @@ def shapes_of(path: Path, lines: Sequence[dict[str, Any]], first: int = 1) -> tu
     for i, line in enumerate(lines):
         for j, name in enumerate(names):
             value = line.get(name)
-            good = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not good or not math.isfinite(value) or value < 0 or (j == 0 and value <= 0):  # type: ignore[arg-type,operator]
+            if not is_number(value) or value < 0 or (j == 0 and value <= 0):  # type: ignore[operator]
                 wanted = "seconds above 0" if j == 0 else "a number of at least 0"
                 found = "nothing" if value is None else repr(value)[:40]
-                raise InputError(f"{path}: line {first + i}: field {name}: found {found}, expected {wanted}")
+                at = line.number if isinstance(line, Line) else first + i
+                raise InputError(f"{path}: line {at}: field {name}: found {found}, expected {wanted}")
             values[i, j] = value
     return values[:, 1:], values[:, 0]
 
@@ -150,6 +171,8 @@ def read_steps(path: str | Path, max_num_batched_tokens: int | None = None) -> S
         return steps_of_result(path, max_num_batched_tokens)
     lines = read_lines(path)
     head = lines[0] if lines and "facts" in lines[0] else {}
+    if head:
+        _check_facts(path, head)
     if head.get("kind") == "traffic":
         found = log_steps(path, lines[1:], whole=bool(head.get("whole")))
         return replace(found, facts=head["facts"])
@@ -158,10 +181,40 @@ def read_steps(path: str | Path, max_num_batched_tokens: int | None = None) -> S
     return designed_steps(path, lines) if head else log_steps(path, lines)
 
 
+def _check_facts(path: Path, head: dict[str, Any]) -> None:
+    """What a fit takes from the first line. Raises InputError naming the field."""
+    facts = head["facts"]
+    parts = {"facts": facts, "design": head.get("design", {})}
+    if isinstance(facts, dict):
+        parts |= {f"facts.{name}": facts.get(name, {}) for name in ("engine", "hardware", "versions")}
+    for name, value in parts.items():
+        if not isinstance(value, dict):
+            raise InputError(f"{path}: line 1: field {name}: found {repr(value)[:40]}, expected a JSON object")
+    for name, value in facts.get("engine", {}).items():
+        if name in WHOLE_FACTS and value is not None and (type(value) is not int or not 1 <= value < 2**31):
+            wanted = "a whole number of at least 1"
+        elif name in ("enable_prefix_caching", "async_scheduling") and not isinstance(value, (bool, type(None))):
+            wanted = "true or false"
+        elif name == "frontend_ms" and value is not None and not is_number(value):
+            wanted = "milliseconds"
+        else:
+            continue
+        raise InputError(f"{path}: line 1: field facts.engine.{name}: found {repr(value)[:40]}, expected {wanted}")
+
+
+WHOLE_FACTS = (
+    "num_gpu_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "max_model_len", "tensor_parallel",
+)  # fmt: skip
+"""Facts of an engine that are counts."""
+
+
 def designed_steps(path: Path, lines: Sequence[dict[str, Any]]) -> Steps:
     """Steps that `slacktide profile` measured: outliers left out, the reference step used for drift alone."""
     head, rows = lines[0], [line for line in lines[1:] if not line.get("warmup")]
     notes = []
+    for line in rows:
+        _number(path, line, "t", "seconds")
+    shapes_of(path, [line for line in rows if line.get("reference")], 2)  # drift reads them, the fit does not
     if (moved := drift(rows)) is not None and abs(moved) > DRIFT:
         notes.append(f"clocks drifted: the reference step took {100 * moved:+.1f} % longer at the end")
     rows = [line for line in rows if not line.get("reference")]
@@ -174,8 +227,7 @@ def designed_steps(path: Path, lines: Sequence[dict[str, Any]]) -> Steps:
     bad = outliers(duration, group)
     if bad.any():
         notes.append(f"{int(bad.sum())} of {len(rows)} samples were outliers and are left out")
-    turns = [line.get("turn_s") for line in rows]
-    extra = np.array([np.nan if turn is None else turn for turn in turns], dtype=np.float64) - duration
+    extra = np.array([_number(path, line, "turn_s", "seconds", 0.0) for line in rows]) - duration
     here = ~bad & np.isfinite(extra)
     overlapped = bool(head["facts"].get("engine", {}).get("async_scheduling"))
     host = fit_host(extra[here], shapes[here, s.NUM_SEQUENCES]) if here.any() else Host(overlapped=overlapped)
@@ -212,7 +264,7 @@ def log_steps(path: Path, lines: Sequence[dict[str, Any]], *, whole: bool = Fals
     shapes, duration = shapes_of(path, lines)
     if whole:
         return logged(shapes, duration, Host(), f"{len(shapes)} steps that a client saw", whole=True)
-    start = np.array([float(line.get("start", math.nan)) for line in lines])
+    start = np.array([_number(path, line, "start", "seconds") for line in lines])
     order = np.argsort(start, kind="stable")
     shapes, duration, start = shapes[order], duration[order], start[order]
     gap = start[1:] - (start[:-1] + duration[:-1])

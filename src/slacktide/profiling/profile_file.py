@@ -17,8 +17,6 @@ docs/calibration.md.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,8 @@ from slacktide.core.latency_extended import EXTENDED_LINEAR, ExtendedFeatureMode
 from slacktide.core.latency_families import SCENES, WEIGHTS, RooflineModel, SevenFeatureModel
 from slacktide.core.latency_tables import TablesModel
 from slacktide.errors import InputError, unknown_name
+from slacktide.profiling import json_text
+from slacktide.profiling.json_text import is_number
 from slacktide.profiling.profiles import Profile
 from slacktide.profiling.region import SIDES, Box, Region
 
@@ -38,6 +38,12 @@ TOP = {
     "frontend_ms", "host", "errors", "measured", "provenance", "validation",
 }  # fmt: skip
 LABELS = ("measured", "fitted", "composed", "estimate", "prior")
+MAX_WHOLE = 2**31 - 1
+"""Largest whole number read: block counts and token counts beyond it overflow a product in 64 bits."""
+MAX_MS = 1e9
+"""Most milliseconds of any constant (11 days): no step takes that, and sums stay far from infinity."""
+MAX_FACTOR = 1e6
+"""Largest factor on a part: beyond it a unit was mistaken."""
 AFFINE_FIELDS = ("alpha_p_ms", "beta_p_ms", "alpha_d_ms", "beta_d_ms")
 FAMILIES = ("affine", "seven-feature", "extended-feature", "roofline", "tables")
 PARTS = ("dense", "per_sequence", "decode", "prefill", "beside")
@@ -48,15 +54,7 @@ Fields = dict[str, Any]
 def read_profile(path: str | Path) -> Profile:
     """The profile in a JSON file. Raises InputError naming the file, the field, what was found and what is expected."""
     where = f"profile file {path}"
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{where}: cannot be read ({error})") from error
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{where}: not valid JSON ({error})") from error
-    fields = _object(where, data)
+    fields = _object(where, json_text.read(path, where))
     _known(where, fields, TOP)
     label = fields.get("label", "prior")
     if label not in LABELS:
@@ -82,7 +80,16 @@ def read_profile(path: str | Path) -> Profile:
         region=_region(where, fields),
         errors=_errors(where, fields),
         validation=_validation(where, fields),
+        max_model_len=_integer(where, fields, "max_model_len", 1) if "max_model_len" in fields else None,
+        enable_prefix_caching=_switch(where, fields, "enable_prefix_caching"),
     )
+
+
+def _switch(where: str, fields: Fields, name: str) -> bool | None:
+    value = fields.get(name)
+    if name in fields and not isinstance(value, bool):
+        raise InputError(f"{where}: field {name}: found {_shown(value)}, expected true or false")
+    return value
 
 
 def _region(where: str, fields: Fields) -> Region | None:
@@ -98,7 +105,7 @@ def _region(where: str, fields: Fields) -> Region | None:
         for side, pair in _object(inner, box).items():
             if side not in SIDES:
                 raise InputError(f"{inner}: {unknown_name('side', side, SIDES)}")
-            numbers = isinstance(pair, list) and len(pair) == 2 and all(_is_number(v) for v in pair)
+            numbers = isinstance(pair, list) and len(pair) == 2 and all(is_number(v) for v in pair)
             if not numbers or pair[0] > pair[1] or pair[0] < 0:
                 raise InputError(f"{inner}.{side}: found {_shown(pair)}, expected [least, most], both at least 0")
             boxes[scene][side] = (float(pair[0]), float(pair[1]))
@@ -112,7 +119,7 @@ def _errors(where: str, fields: Fields) -> str:
     found = []
     for scene, error in _object(where, fields.get("errors", {}), "errors").items():
         value = _object(f"{where}: field errors.{scene}", error).get("median_percent")
-        if not _is_number(value):
+        if not is_number(value):
             raise InputError(f"{where}: field errors.{scene}.median_percent: found {_shown(value)}, expected a number")
         found.append(f"{scene} {value:.1f} %")
     return ", ".join(found)
@@ -122,10 +129,6 @@ def _validation(where: str, fields: Fields) -> str:
     """What `slacktide validate` found, in a line; empty without."""
     value = _object(where, fields.get("validation", {}), "validation")
     return _text(f"{where}: field validation", value, "text", "") if value else ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def latency_fields(model: Any) -> Fields:
@@ -216,7 +219,7 @@ def _latency(where: str, fields: Fields, label: str, source: str) -> LatencyMode
 def _extended(where: str, fields: Fields, sources: dict[str, str]) -> ExtendedFeatureModel:
     _known(where, fields, {"family", "floor_ms", "knots", *SCENES})
     knots = fields.get("knots")
-    if not isinstance(knots, list) or not knots or not all(_is_number(knot) for knot in knots):
+    if not isinstance(knots, list) or not knots or not all(is_number(knot) for knot in knots):
         raise InputError(f"{where}: field knots: found {_shown(knots)}, expected rising token counts from 0 on")
     weights = np.zeros((3, 1 + len(knots) + len(EXTENDED_LINEAR)))
     for i, scene in enumerate(SCENES):
@@ -252,8 +255,10 @@ def _tables(where: str, fields: Fields, sources: dict[str, str]) -> LatencyModel
 
 def _factor(where: str, fields: Fields, name: str) -> float:
     value = fields.get(name)
-    if not _is_number(value) or value <= 0:  # type: ignore[operator]
-        raise InputError(f"{where}: field {name}: found {_shown(value)}, expected a factor above 0")
+    if not is_number(value) or not 0 < value <= MAX_FACTOR:  # type: ignore[operator]
+        raise InputError(
+            f"{where}: field {name}: found {_shown(value)}, expected a factor above 0 (at most {MAX_FACTOR:g})"
+        )
     return float(value)  # type: ignore[arg-type]
 
 
@@ -278,23 +283,25 @@ def _text(where: str, fields: Fields, name: str, default: str) -> str:
 
 
 def _integer(
-    where: str, fields: Fields, name: str, least: int, *, default: int | None = None, most: int | None = None
+    where: str, fields: Fields, name: str, least: int, *, default: int | None = None, most: int = MAX_WHOLE
 ) -> int:
     value = fields.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
-        wanted = f"of at least {least}" if most is None else f"from {least} to {most}"
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        wanted = f"of at least {least}" if most == MAX_WHOLE else f"from {least} to {most}"
         raise InputError(f"{where}: field {name}: found {_shown(value)}, expected a whole number {wanted}")
     return value
 
 
 def _seconds(where: str, fields: Fields, name: str, *, negative: bool = True) -> float:
     """A number of milliseconds, as seconds; only alphas and kappa may be negative (the model checks them)."""
-    value = fields.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise InputError(f"{where}: field {name}: found {_shown(value)}, expected a number of milliseconds")
+    value: Any = fields.get(name)
+    if not is_number(value) or abs(value) > MAX_MS:
+        raise InputError(
+            f"{where}: field {name}: found {_shown(value)}, expected a number of milliseconds, at most {MAX_MS:g}"
+        )
     if value < 0 and not (negative and (name.startswith("alpha") or name == "kappa_ms")):
         raise InputError(f"{where}: field {name}: found {value:g}, expected a number of milliseconds >= 0")
-    return value * 1e-3
+    return float(value) * 1e-3
 
 
 def _shown(value: object) -> str:

@@ -77,6 +77,10 @@ class Profile:
     """Seconds between client and engine, both ways together: in a request's TTFT, in no step."""
     pipeline_depth: int = 1
     """2 for an engine that was measured with async scheduling."""
+    max_model_len: int | None = None
+    """Longest prompt and output together, tokens; None: not told."""
+    enable_prefix_caching: bool | None = None
+    """None: not told, which means vLLM's default (on)."""
     region: Region | None = None
     """Where the step times were measured; None: not known."""
     errors: str = ""

@@ -8,6 +8,7 @@ run gives the same bytes; what depends on the wall clock stands in summary.json 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -145,15 +146,28 @@ def write_files(directory: Path, writers: dict[str, Callable[[Path], object]]) -
             for name, write in writers.items():
                 target = directory / name
                 write(staged[name])
-            if len(names) > 1:
-                (directory / names[-1]).unlink(missing_ok=True)
-            for name, temporary in staged.items():
-                target = directory / name
-                temporary.replace(target)
+            with _alone_in(directory):
+                if len(names) > 1:
+                    (directory / names[-1]).unlink(missing_ok=True)
+                for name, temporary in staged.items():
+                    target = directory / name
+                    temporary.replace(target)
         finally:
             for temporary in staged.values():
                 with contextlib.suppress(OSError):  # do not hide the first error
                     temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone_in(directory: Path) -> Iterator[None]:
+    """Hold back other processes that rename files here: two runs into one directory must not leave halves of both."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -238,11 +252,15 @@ def read_run(directory: str | os.PathLike[str]) -> tuple[Record, RunLog]:
     folder = Path(directory)
     record = read_json(folder / SUMMARY)
     requests, steps = read_table(folder / REQUESTS), read_table(folder / STEPS)
+    summary = record.get("summary") or {}
+    if not isinstance(summary, dict):
+        raise InputError(f"{folder / SUMMARY}: expected a record with a `summary`, found {str(summary)[:40]}")
     try:
-        log = _log_of(requests, steps, record.get("summary") or {})
-    except (KeyError, ValueError, TypeError) as error:
+        log = _log_of(requests, steps, summary)
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, NotImplementedError) as error:
+        # What numpy, pyarrow and json say of columns of another kind than ours; a RunLog names what does not fit.
         raise InputError(f"{folder / REQUESTS}: not a run of slacktide's, or damaged ({error})") from error
-    stated = (record.get("summary") or {}).get("num_requests", log.n)
+    stated = summary.get("num_requests", log.n)
     if stated != log.n:
         raise InputError(f"{folder / REQUESTS}: {log.n} requests, {SUMMARY} has {stated}; the files are of two runs")
     return record, log

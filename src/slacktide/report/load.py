@@ -16,6 +16,8 @@ from slacktide.metrics.summary import summarize
 from slacktide.report.files import DETAILED, REQUESTS, SUMMARY, Record, read_run
 
 COMPARE = "compare.json"
+HEADS = (SUMMARY, COMPARE, "goodput.json", "sweep.json", "advise.json", "validation.json")
+"""The file of each verb that stands for all of its result."""
 
 _ARRAYS = ("ttfts", "itls", "input_lens", "output_lens")
 _BENCH_SETTINGS = ("backend", "model_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")
@@ -61,7 +63,15 @@ def _load_any(path: Path) -> list[tuple[Record, RunLog | None]]:
     return _load_directory(path) if path.is_dir() else _load_file(path)
 
 
+def only_one(folder: Path) -> None:
+    """Raise InputError for a directory that several verbs wrote to: which result is meant, nobody can tell."""
+    found = [name for name in HEADS if (folder / name).is_file()]
+    if len(found) > 1:
+        raise InputError(f"{folder}: holds several results ({', '.join(found)}); name one of these files")
+
+
 def _load_directory(folder: Path) -> list[tuple[Record, RunLog | None]]:
+    only_one(folder)
     if (folder / SUMMARY).is_file():
         return [_load_run(folder)]
     below = [_load_run(child) for child in sorted(folder.iterdir()) if (child / SUMMARY).is_file()]
@@ -81,10 +91,12 @@ def _load_run(folder: Path) -> tuple[Record, RunLog | None]:
     if (folder / REQUESTS).is_file():
         record, log = read_run(folder)
         return _checked(record, folder / SUMMARY), log
-    return _load_file(folder / SUMMARY)[0]
+    return _from_record(read_json(folder / SUMMARY), folder / SUMMARY)
 
 
 def _load_file(path: Path) -> list[tuple[Record, RunLog | None]]:
+    if path.name == SUMMARY and (path.parent / REQUESTS).is_file():
+        return [_load_run(path.parent)]
     data = read_json(path)
     if isinstance(data.get("runs"), list):
         if not data["runs"]:

@@ -15,7 +15,7 @@ from slacktide.metrics.decisions import Decisions
 from slacktide.metrics.log import RunLog
 from slacktide.report.decisions_file import read_decisions
 from slacktide.report.files import SUMMARY, Record
-from slacktide.report.load import COMPARE, load_runs
+from slacktide.report.load import COMPARE, load_runs, only_one
 
 GOODPUT, SWEEP, ADVISE, VALIDATE = "goodput.json", "sweep.json", "advise.json", "validation.json"
 
@@ -101,7 +101,9 @@ _RUN_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
 }  # fmt: skip
 _ADVICE_FIELDS: dict[str, tuple[type, ...]] = {
     "simulated": (dict,), "curves": (dict,), "concurrency": (int,), "theta0": (int, float), "profile": (str,),
-    "chance_exclusive": (int, float), "decided_by": (str,), "recommendation": (str,),
+    "chance_exclusive": (int, float), "decided_by": (str,), "recommendation": (str,), "lead": (int, float),
+    "lead_simulated": (int, float), "lead_interval": (list,), "fit_error": (int, float), "n_cross": (int, type(None)),
+    "n_cross_interval": (list,),
 }  # fmt: skip
 
 
@@ -116,6 +118,9 @@ def _check(kind: str, data: dict[str, Any], file: Path) -> None:
                 _check_fields(each, wanted, f"{where}: evaluations[{j}]")
     if kind == "advise":
         _check_fields(data, _ADVICE_FIELDS, str(file))
+        for name, kinds in (("lead_interval", (int, float)), ("n_cross_interval", (int, type(None)))):
+            if len(data[name]) != 2 or not all(type(end) in kinds for end in data[name]):
+                raise InputError(f"{file}: {name}: expected two numbers, found {str(data[name])[:40]}")
         modes = {"request_throughput": (int, float)}
         for mode in ("exclusive", "mixed"):
             _check_fields(data["simulated"].get(mode), modes, f"{file}: simulated.{mode}")
@@ -146,6 +151,7 @@ def _searched(place: Path) -> Path | None:
     """The JSON file of a goodput search, a sweep, an advice or a validation; None where there are runs."""
     if place.is_file():
         return place if place.suffix == ".json" else None
+    only_one(place)
     if (place / SUMMARY).is_file() or (place / COMPARE).is_file():
         return None
     return next((place / name for name in (GOODPUT, SWEEP, ADVISE, VALIDATE) if (place / name).is_file()), None)

@@ -203,8 +203,9 @@ def prepare(scenario: Scenario, overrides: dict[str, Any] | None = None) -> Setu
         num_blocks=profile.num_blocks,
         block_size=profile.block_size,
         watermark=given.get("watermark", 0.0),
-        max_model_len=given.get("max_model_len", 2**31 - 1),
-        enable_prefix_caching=given.get("enable_prefix_caching", True),  # vLLM's default
+        max_model_len=given.get("max_model_len", profile.max_model_len or 2**31 - 1),
+        # on by default, as in vLLM
+        enable_prefix_caching=given.get("enable_prefix_caching", profile.enable_prefix_caching is not False),
         pipeline_depth=given.get("pipeline_depth", profile.pipeline_depth),
     )
     isolated = isolated_prefill(profile.latency, config.max_num_batched_tokens)
@@ -241,7 +242,8 @@ def _fitting(workload: Workload, config: EngineConfig, scenario: Scenario) -> Wo
         f"{workload.name}: request {first} (in order of arrival) can never fit: "
         f"{workload.num_prompt_tokens[first]} prompt + {workload.num_output_tokens[first]} output tokens, the engine "
         f"holds {min(config.num_blocks * config.block_size, config.max_model_len)} ({rows.size} such requests of "
-        f"{len(workload)}); use another profile, more KV blocks (--num-gpu-blocks-override), or --oversized drop|reject"
+        f"{len(workload)}); use another profile, more KV blocks (--num-gpu-blocks-override), a longer --max-model-len, "
+        "or --oversized drop|reject"
     )
 
 
