@@ -156,7 +156,10 @@ def test_rejected_when_the_predicted_ttft_exceeds_the_target(xargs, predicted, w
         ('{"class_slo_ttft_ms": {"chat": "x"}}', "chat"),
         ('{"headers": {"x-a": "nothing"}}', "expected one of"),
         ('{"nothing": 1}', "unexpected keyword argument 'nothing'"),
+        ('{"headers": "x"}', "headers: expected an object, found 'x'"),
+        ('{"class_slo_ttft_ms": 5}', "class_slo_ttft_ms: expected an object, found 5"),
         ("[]", "object"),
+        ("[" * 100_000, "nested too deeply"),
         ("{", "Expecting"),
     ],
 )

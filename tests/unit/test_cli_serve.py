@@ -222,6 +222,11 @@ def test_the_words_of_a_dry_run(capsys):
         (["m", "--additional-config", "{"], "expected a JSON object"),
         (["m", "--additional-config", "[]"], "expected a JSON object"),
         (["m", "--additional-config", '{"slacktide": 3}'], "expected an object"),
+        (
+            ["m", "--additional-config", '{"a": 3}', "--additional-config.a.b", "x"],
+            "a is 3 already, expected an object",
+        ),
+        (["m", "--additional-config", "[" * 100_000], "expected a JSON object"),
         (["m", "--additional-config", '{"slacktide": {"polycy": "x"}}'], "did you mean policy"),
         (
             ["m", "--additional-config", '{"slacktide": {"policy": "vllm-v1"}}', "--policy", "sarathi-edf"],

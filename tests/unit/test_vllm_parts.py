@@ -220,3 +220,13 @@ def test_a_capture_is_a_trace(tmp_path):
     assert lists[1][1] == lists[2][1] != lists[0][1]
     assert lists[1][2] not in lists[2]
     assert np.isfinite(found.abort_time).tolist() == [False, False, True]
+
+
+def test_a_capture_keeps_those_before_it(tmp_path):
+    path = tmp_path / "trace.csv"
+    for prompt in (1, 2, 3):
+        writer = Writer()
+        Capture(writer, str(path), 16).add(Served(0.0, prompt, 7, 20, 0.5, 0.05, 1.0, 0, "", "", None, ()))
+        writer.close()
+    found = [load_workload(str(tmp_path / name)).num_prompt_tokens[0] for name in ("trace.csv.1", "trace.csv.2")]
+    assert [*found, load_workload(str(path)).num_prompt_tokens[0]] == [1, 2, 3]

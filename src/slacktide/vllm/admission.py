@@ -82,9 +82,15 @@ class Settings:
         """From JSON; an empty text is the defaults."""
         if not text.strip():
             return cls()
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError as error:
+            raise ValueError("JSON nested too deeply") from error
         if not isinstance(data, dict):
             raise ValueError(f"expected a JSON object, found {text[:40]!r}")
+        for name in ("class_slo_ttft_ms", "headers"):
+            if not isinstance(data.get(name, {}), dict):
+                raise ValueError(f"{name}: expected an object, found {data[name]!r}")
         try:
             return cls(**data)
         except TypeError as error:  # an unknown key

@@ -44,14 +44,16 @@ class Flags:
         given = self.get(flag)
         try:
             merged = json.loads(given) if isinstance(given, str) and given else dict(given or {})
-        except (ValueError, TypeError) as error:
-            raise InputError(f"{flag} {given!r}: expected a JSON object ({error})") from None
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{flag} {str(given)[:80]!r}: expected a JSON object ({error})") from None
         if not isinstance(merged, dict):
             raise InputError(f"{flag} {given!r}: expected a JSON object")
         for path, text in self._dotted(flag):
             inner, value = merged, text
             for key in path[:-1]:
                 inner = inner.setdefault(key, {})
+                if not isinstance(inner, dict):
+                    raise InputError(f"{flag}.{'.'.join(path)}: {key} is {inner!r} already, expected an object")
             with contextlib.suppress(ValueError):
                 value = json.loads(text)
             inner[path[-1]] = value

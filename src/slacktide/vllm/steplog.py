@@ -170,6 +170,16 @@ class StepLog:
             self._file.write("".join(step_json(line) + "\n" for line in lines))
 
 
+def _put_aside(path: Path) -> None:
+    """Rename a file that is there to the first free of NAME.1, NAME.2, ...: a restart must not cost what was captured."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    number = 1
+    while (old := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    path.replace(old)
+
+
 class Served(NamedTuple):
     """One request that ended, for the capture. Times in seconds since the engine started; SLOs in seconds."""
 
@@ -191,7 +201,8 @@ class Capture:
     """Requests that ended, as a trace that `--trace` reads."""
 
     def __init__(self, writer: Writer | None, path: str, block_size: int) -> None:
-        """Without a writer nothing is written before `flush` is called."""
+        """Without a writer nothing is written before `flush` is called, and an older file is replaced."""
+        self._keeps = writer is not None
         self._path, self._block_size = Path(path), block_size
         self._rows: list[Served] = []
         self._ids: dict[Any, int] = {}
@@ -226,6 +237,8 @@ class Capture:
                 row.priority, row.slo_class, row.tenant, abort, " ".join(map(str, self._numbers(row))),
             ])  # fmt: skip
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._keeps and not self._begun:
+            _put_aside(self._path)
         with self._path.open("a" if self._begun else "w", encoding="utf-8") as file:
             file.write(text.getvalue())
         self._begun = True
