@@ -101,6 +101,7 @@ def test_without_any_count_chunks_stand_in_and_the_answer_says_so():
     ("data", "part"),
     [
         ("{", "no JSON"),
+        ("[" * 100_000, "no JSON"),
         ("[1]", "no JSON object"),
         ({"error": {"message": "out of\nmemory", "code": 500}}, "the server reports: out of memory"),
         (chunk(3, "error"), "finish_reason error after 3 tokens"),
@@ -113,7 +114,10 @@ def test_broken_answers_are_named(data, part):
         found.event(data if isinstance(data, str) else json.dumps(data), 2.0)
 
 
-@pytest.mark.parametrize("usage", [None, {}, {"completion_tokens": None}, {"completion_tokens": "3"}, [], 7, True])
+@pytest.mark.parametrize(
+    "usage",
+    [None, {}, {"completion_tokens": None}, {"completion_tokens": "3"}, {"completion_tokens": 10**12}, [], 7, True],
+)
 def test_odd_usages_are_no_counts(usage):
     assert answer((1.0, {"choices": [{"text": "a"}], "usage": usage})).times == [1.0]
     assert answer((1.0, {"choices": "x", "usage": usage})).times == []

@@ -17,6 +17,10 @@ MAX_EVENT = 1 << 24
 """Bytes of one event at most (16 MiB): beyond, this is no event stream."""
 
 
+MAX_TOKENS = 10_000_000
+"""Of one request, as in traces: a server that tells more has miscounted, and memory would not hold the times."""
+
+
 class StreamError(Exception):
     """The answer is broken, or says that the server failed. One line."""
 
@@ -78,7 +82,7 @@ class Answer:
             return
         try:
             data = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise StreamError(f"an event that is no JSON: {text[:60]!r}") from None
         if not isinstance(data, dict):
             raise StreamError(f"an event that is no JSON object: {text[:60]!r}")
@@ -133,7 +137,8 @@ class Answer:
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count of tokens; None for what can be none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS else None
 
 
 def error_text(data: Any) -> str:
