@@ -171,7 +171,7 @@ class StepLog:
 
 
 def _put_aside(path: Path) -> None:
-    """Rename a file that is there to the first free of NAME.1, NAME.2, ...: a restart must not cost what was captured."""
+    """Rename a file to the first free of NAME.1, NAME.2, ...: a restart must not cost what was captured before."""
     if not path.is_file() or not path.stat().st_size:
         return
     number = 1
