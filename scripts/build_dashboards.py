@@ -38,6 +38,7 @@ def gauge(name: str, by: str = "", how: str = "sum", more: str = "") -> str:
 
 
 S, V = "slacktide:", "vllm:"
+LATE = ',le="0.0"'
 SAME = rate(f"{S}shadow_steps_total", more=',same="yes"')
 ENDED = rate(f"{S}requests_total", "slo_class", ',end!="aborted"')
 
@@ -76,6 +77,22 @@ ROWS: list[tuple[str, list[tuple[str, str, str, list[tuple[str, str]]]]]] = [
                     (quantile(0.5, f"{V}inter_token_latency_seconds"), "p50"),
                     (quantile(0.99, f"{V}inter_token_latency_seconds"), "p99"),
                 ],
+            ),
+            (
+                "Time to the next deadline",
+                "s",
+                "Slack of the next tokens of live requests, sampled: below 0 they are late. p1 and p10: the nearest.",
+                [
+                    (quantile(0.01, f"{S}slack_seconds"), "p1"),
+                    (quantile(0.1, f"{S}slack_seconds"), "p10"),
+                    (quantile(0.5, f"{S}slack_seconds"), "p50"),
+                ],
+            ),
+            (
+                "Late now",
+                "percentunit",
+                "Share of the live requests whose next token is past its deadline, of those that have one.",
+                [(f"{rate(f'{S}slack_seconds_bucket', more=LATE)} / {rate(f'{S}slack_seconds_count')}", "late")],
             ),
             (
                 "Turned away",
@@ -259,6 +276,7 @@ def panel(
     number: int, name: str, unit: str, description: str, queries: list[tuple[str, str]], at: dict[str, int]
 ) -> dict[str, Any]:
     most = {"min": 0, "max": 1} if unit == "percentunit" and "rror" not in name else {"min": 0}
+    most = {} if name == "Time to the next deadline" else most  # below 0: late
     return {
         "id": number, "type": "timeseries", "title": name, "description": description, "datasource": SOURCE,
         "gridPos": at,

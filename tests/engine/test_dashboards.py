@@ -58,9 +58,15 @@ def test_every_query_has_what_it_asks_for_on_a_real_server(model, tmp_path):
     found = {query: judge.complaints(query, judge.registered() | of_vllm) for query in judge.queries()}
     assert {query: wrong for query, wrong in found.items() if wrong} == {}
     for name in ("steps_total", "step_seconds_bucket", "predicted_step_seconds_sum", "decision_seconds_bucket", "mode",
-                 "requests_total", "slo_attained_total", "belief_samples", "predicted_ttft_seconds"):  # fmt: skip
+                 "slack_seconds_bucket", "slack_seconds_count", "requests_total", "slo_attained_total",
+                 "belief_samples", "predicted_ttft_seconds"):  # fmt: skip
         assert f"slacktide:{name}" in known
+    assert page.sum("slacktide:slack_seconds_count") > 0
+    assert "slacktide:slack_seconds_sum" not in known
+    assert list(page.items("slacktide:slack_seconds_bucket", le=judge.LATE))
     figures = view(None, page)
+    assert figures.slack_late == 0.0
+    assert figures.slack[1] is not None
     assert figures.ours
     assert figures.classes[0].ended == 2
     assert figures.classes[0].attained == 1.0

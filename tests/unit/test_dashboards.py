@@ -88,6 +88,22 @@ def test_a_query_that_names_something_else_is_found(query):
     assert complaints(query, KNOWN)
 
 
+LATE = "0.0"
+"""The bucket of slack that holds what is late, as Prometheus reads it."""
+
+
+def test_a_query_for_a_bucket_names_one_that_is_written():
+    asked = re.findall(r'(\w+)_bucket\{[^}]*\ble="([^"]+)"', " ".join(queries()))
+    assert asked == [("slack_seconds", LATE)]
+    written = {labels.get("le") for _, labels, _ in samples("slack_seconds", Metrics().snapshot())}
+    assert LATE in written
+
+
+def test_only_the_panel_of_slack_goes_below_zero():
+    free = [panel["title"] for panel in panels() if "min" not in panel["fieldConfig"]["defaults"]]
+    assert free == ["Time to the next deadline"]
+
+
 def test_every_metric_of_ours_is_on_the_dashboard():
     text = json.dumps(DASHBOARD)
     own = {*FAMILIES, "admission_rejected"} - {"num_running", "num_waiting", "preempted"}  # vLLM's own stand there

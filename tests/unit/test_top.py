@@ -240,6 +240,63 @@ def test_shadow_attainment_is_shown_and_still_fits():
     assert len(lines) <= 24
 
 
+SLACK = 'slacktide:slack_seconds_bucket{engine="0",le="%s"} %d\n'
+
+
+def with_slack(*counts: tuple[str, int]) -> str:
+    return SERVED + "".join(SLACK % pair for pair in counts)
+
+
+def test_slack_is_shown_with_its_late_share_and_still_fits():
+    page = with_slack(("-0.5", 2), ("-0.02", 6), ("0.0", 10), ("0.1", 40), ("2.0", 90), ("10.0", 95), ("+Inf", 100))
+    figures = view(None, parse(page, 0.0))
+    assert figures.slack_late == pytest.approx(0.1)
+    assert figures.slack[0] == -0.5  # beyond the outermost bound, that bound
+    assert figures.slack[1] == pytest.approx(0.1 + 1.9 * 10 / 50)
+    lines = screen(figures)
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert any("   late 10 %  slack p1 -500 ms p50 480 ms" in line for line in lines)
+    at = next(i for i, line in enumerate(lines) if "due in" in line)
+    panel = [line[50:] for line in lines[at + 1 :]]
+    assert panel[0].startswith("late ")
+    assert panel[0].endswith("10 % ")
+    assert sum(int(line.split()[-2]) for line in panel if line.strip()) == 100
+    pieces = [piece for line in draw(figures, url="", clock="") for piece in line]
+    assert ("   late 10 %", "bold red") in pieces
+    plain = "".join(screen(figures, blocks=False))
+    assert plain.isascii()
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (76, 24), (75, 24), (40, 10), (200, 60), (80, 18)])
+@pytest.mark.parametrize("late", [0, 3, 100])
+def test_slack_fits_every_screen(width, height, late):
+    bounds = [*map(str, Metrics.buckets("slack_seconds")), "+Inf"]
+    page = with_slack(*((le, late if float(le) <= 0 else late + 7 * i) for i, le in enumerate(bounds)))
+    lines = screen(view(None, parse(page, 0.0)), width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+
+
+def test_without_targets_nothing_is_said_of_slack():
+    figures = view(None, parse(with_slack(("0.0", 0), ("+Inf", 0)), 0.0))
+    assert figures.slack_late is None
+    assert not any("slack p1" in line or "due in" in line for line in screen(figures))
+
+
+@given(st.lists(st.floats(-20, 20), min_size=1, max_size=60), st.floats(0.01, 0.99))
+def test_quantiles_of_what_may_be_below_zero(values, share):
+    bounds = [*Metrics.buckets("slack_seconds"), math.inf]
+    bins = [
+        (high, sum(low < v <= high for v in values)) for low, high in zip([-math.inf, *bounds], bounds, strict=False)
+    ]
+    found = quantile(bins, share)
+    exact = sorted(values)[math.ceil(share * len(values)) - 1]
+    index = next(i for i, bound in enumerate(bounds) if exact <= bound)
+    assert found == pytest.approx(bounds[0]) if index == 0 else bounds[index - 1] <= found
+    assert found <= (bounds[index] if index < len(bounds) - 1 else bounds[-2])
+
+
 def test_a_name_cannot_send_control_codes():
     shown = screen(view(None, parse(SERVED.replace("smollm2-135m", "a\x1b[31m"), 0.0)))
     assert "\x1b" not in "".join(shown)

@@ -71,6 +71,12 @@ class View:
     classes: list[ClassFigures] = field(default_factory=list)
     step_bins: list[tuple[float, float, float]] = field(default_factory=list)
     """(upper end in seconds, share of measured steps, share of predicted ones)."""
+    slack: tuple[float | None, float | None] = (None, None)
+    """Time until the next tokens of live requests are due, below 0 late: first percentile and median."""
+    slack_late: float | None = None
+    """Share of them that are late."""
+    slack_bins: list[tuple[float, float]] = field(default_factory=list)
+    """(upper end in seconds, share of those next tokens)."""
 
 
 class History:
@@ -117,6 +123,8 @@ def view(before: Scrape | None, now: Scrape) -> View:
     usage = [v for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc") for _, v in now.items(name)]
     measured, error_count = mean("slacktide:step_seconds"), grown("slacktide:step_seconds_count")
     error = grown("slacktide:prediction_error_seconds_total") / error_count if error_count else None
+    slack = _bins(before, now, "slacktide:slack_seconds")
+    samples = math.fsum(count for _, count in slack)
     forecast = [value for _, value in now.items("slacktide:predicted_ttft_seconds")]
     return View(
         model=next((labels.get("model_name", "") for labels, _ in now.items("vllm:num_requests_running")), ""),
@@ -158,6 +166,9 @@ def view(before: Scrape | None, now: Scrape) -> View:
         },
         classes=_classes(now),
         step_bins=_step_bins(before, now),
+        slack=(quantile(slack, 0.01), quantile(slack, 0.5)),
+        slack_late=math.fsum(count for bound, count in slack if bound <= 0) / samples if samples else None,
+        slack_bins=[(bound, count / samples) for bound, count in slack] if samples else [],
     )  # fmt: skip
 
 
@@ -206,11 +217,11 @@ def _bins(before: Scrape | None, now: Scrape, name: str) -> Bins:
 
 
 def quantile(bins: Bins, share: float) -> float | None:
-    """Linear within a bin, as Prometheus' histogram_quantile; beyond the last finite bound, that bound."""
+    """Linear within a bin, as Prometheus' histogram_quantile; beyond the outermost finite bounds, those bounds."""
     total = math.fsum(count for _, count in bins)
     if total <= 0:
         return None
-    wanted, below, lower = share * total, 0.0, 0.0
+    wanted, below, lower = share * total, 0.0, min(bins[0][0], 0.0)
     for bound, count in bins:
         if below + count >= wanted and count > 0:
             return lower if math.isinf(bound) else lower + (bound - lower) * (wanted - below) / count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 from slacktide.live.figures import View
 
@@ -13,6 +14,8 @@ GOOD, BAD, DIM, HEAD = "green", "bold red", "dim", "bold"
 LEAST_WIDTH, LEAST_HEIGHT = 40, 10
 LOW_ATTAINMENT, HIGH_KV, LARGE_ERROR = 0.95, 0.95, 0.3
 """Shown in red: below this attainment, above this KV use (preemptions are near), above this error of step times."""
+LEAST_BESIDE, SLACK_WIDTH = 76, 30
+"""Columns of a screen that holds both histograms side by side, and of the second one."""
 
 
 def draw(view: View, *, url: str, clock: str, width: int = 80, height: int = 24, blocks: bool = True) -> list[Line]:
@@ -31,7 +34,7 @@ def draw(view: View, *, url: str, clock: str, width: int = 80, height: int = 24,
     ]
     if view.ours:
         lines += [[], *_steps(view), *_shadow(view), [], *_classes(view, full, room=max(3, height - len(lines) - 11))]
-        bins = _histogram(view, width, full, room=height - len(lines) - 2)
+        bins = _histograms(view, width, full, room=height - len(lines) - 2)
         lines += [[], *bins] if bins else []
     return [_cut(line, width) for line in lines[:height]]
 
@@ -76,7 +79,18 @@ def _latency(view: View) -> list[Line]:
     ahead = "" if view.predicted_ttft is None else f"   predicted for a request now {_time(view.predicted_ttft)}"
     return [
         [(_row("TTFT"), DIM), (f"p50 {_time(view.ttft[0])}  p99 {_time(view.ttft[1])}{ahead}", "")],
-        [(_row("TBT"), DIM), (f"p50 {_time(view.tbt[0])}  p99 {_time(view.tbt[1])}", "")],
+        [(_row("TBT"), DIM), (f"p50 {_time(view.tbt[0])}  p99 {_time(view.tbt[1])}", ""), *_slack(view)],
+    ]
+
+
+def _slack(view: View) -> Line:
+    """How near the deadlines of the next tokens are."""
+    if view.slack_late is None:
+        return []
+    style = BAD if view.slack_late > 1 - LOW_ATTAINMENT else ""
+    return [
+        (f"   late {100 * view.slack_late:.0f} %", style),
+        (f"  slack p1 {_time(view.slack[0])} p50 {_time(view.slack[1])}", ""),
     ]
 
 
@@ -127,23 +141,49 @@ def _classes(view: View, full: str, room: int) -> list[Line]:
     return lines
 
 
-def _histogram(view: View, width: int, full: str, room: int) -> list[Line]:
-    """Step times, measured beside predicted, one line a bin; the shortest are put together where lines are few."""
-    bins = [each for each in view.step_bins if each[1] or each[2]]
-    if not bins or room < 3:
+def _histograms(view: View, width: int, full: str, room: int) -> list[Line]:
+    """Step times, measured beside predicted, and how near the next deadlines are; one line a bin, `room` lines in all.
+
+    Where lines are few, the shortest step times are put together, and the deadlines that are far away.
+    """
+    steps = [each for each in view.step_bins if each[1] or each[2]]
+    slack = [(bound, share) for bound, share in view.slack_bins if bound > 0 and share]
+    if room < 3 or not steps:
         return []
-    head, bins = bins[: -(room - 1)], bins[-(room - 1) :]
-    together = [*head, bins[0]]
-    bins[0] = (bins[0][0], math.fsum(each[1] for each in together), math.fsum(each[2] for each in together))
-    most, scale = max(max(measured, predicted) for _, measured, predicted in bins), (width - 36) // 2
-    lines: list[Line] = [[(f"{'step time':<12}{'measured':<{scale + 7}}predicted", DIM)]]
-    for bound, measured, predicted in bins:
-        label = "longer" if math.isinf(bound) else f"<= {_time(bound)}"
-        line: Line = [(f"{label:<12}", DIM)]
-        for share in (measured, predicted):
-            line.append((f"{full * round(share / most * scale):<{scale}}{100 * share:4.0f} % ", ""))
-        lines.append(line)
+    head, steps = steps[: -(room - 1)], steps[-(room - 1) :]
+    together = [*head, steps[0]]
+    steps[0] = (steps[0][0], math.fsum(each[1] for each in together), math.fsum(each[2] for each in together))
+    rows = [(_upto(bound), [measured, predicted]) for bound, measured, predicted in steps]
+    beside = view.slack_late is not None and width >= LEAST_BESIDE
+    left = width - SLACK_WIDTH - 2 if beside else width
+    lines = _panel("step time", ["measured", "predicted"], rows, left, full)
+    if not beside:
+        return lines
+    near, far = slack[: room - 3], slack[room - 3 :]
+    rows = [("late", [view.slack_late or 0.0]), *((_upto(bound), [share]) for bound, share in near)]
+    if far:
+        rows.append((_upto(far[-1][0]), [math.fsum(share for _, share in far)]))
+    right = _panel("due in", ["of next tokens"], rows, SLACK_WIDTH, full)
+    return [_beside(a, b, left + 2) for a, b in zip_longest(lines, right, fillvalue=[])]
+
+
+def _upto(bound: float) -> str:
+    return "longer" if math.isinf(bound) else f"<= {_time(bound)}"
+
+
+def _panel(head: str, names: list[str], rows: list[tuple[str, list[float]]], width: int, full: str) -> list[Line]:
+    """Bars beside their labels, a column a name, all to one scale."""
+    scale, most = (width - 12) // len(names) - 7, max(max(shares) for _, shares in rows) or 1.0
+    lines: list[Line] = [[(f"{head:<12}" + "".join(f"{name:<{scale + 7}}" for name in names), DIM)]]
+    for label, shares in rows:
+        bars = "".join(f"{full * round(share / most * scale):<{scale}}{100 * share:4.0f} % " for share in shares)
+        lines.append([(f"{label:<12}", DIM), (bars, "")])
     return lines
+
+
+def _beside(left: Line, right: Line, at: int) -> Line:
+    used = sum(len(text) for text, _ in left)
+    return [*left, (" " * (at - used), ""), *right] if right else left
 
 
 def _bar(share: float, size: int, full: str) -> str:
@@ -155,7 +195,7 @@ def _time(seconds: float | None) -> str:
     """Three digits: 0.31 ms, 52.1 ms, 1.24 s."""
     if seconds is None or not math.isfinite(seconds):
         return "-"
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if abs(seconds) >= 1 else f"{seconds * 1e3:.3g} ms"
 
 
 def _rate(value: float | None) -> str:
