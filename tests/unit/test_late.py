@@ -181,7 +181,7 @@ def test_the_worst_come_first() -> None:
     assert worst_requests(log, judge(log), 10).tolist() == [3, 1, 2]
     assert worst_requests(log, judge(log), 1).tolist() == [3]
     assert why_late(log, 3).startswith("rejected")
-    assert why_late(log, 1) == "400 ms late: first token took 900 ms of 900 ms up to token 0"
+    assert why_late(log, 1) == "400 ms late: first token took 900 ms of 900 ms up to the first token"
     bare = client([0.1], [0.9])
     assert worst_requests(bare, judge(bare), 10).tolist() == [1, 0]
 

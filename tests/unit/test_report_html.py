@@ -234,7 +234,10 @@ def test_a_sweep(tmp_path: Path) -> None:
     runs.append(runs[0] | {"label": "broken", "error": "<no room>", "summary": {}})
     source = written(tmp_path, "sweep.json", {"runs": runs, "command": "slacktide sweep"})
     found = look(source)
-    assert found.headings[0].startswith("At TTFT 500 ms, the most requests are served by a rate=4 seed=1: 7.10 req/s")
+    assert found.headings[0] == (
+        "At TTFT 500 ms, the most requests are served by a rate=4: 7.05 req/s in time (25.0 % of all), the mean of 2 "
+        "seeds, the best of 3 settings on t, p. 1 of 7 runs failed."
+    )
     assert "1 of 7 runs failed" in found.headings[0]
     assert "Failed" in found.headings
     assert {"sweep-attainment", "sweep-request_goodput", "sweep-p99_ttft_ms"} <= set(found.ids)
@@ -257,6 +260,9 @@ def an_advice() -> dict[str, Any]:
 def test_an_advice(tmp_path: Path) -> None:
     found = look(written(tmp_path, "advise.json", an_advice()))
     assert found.headings[0].startswith("Use exclusive batching for rtx at 128 requests")
+    text = page(read_source(tmp_path))
+    for words in ("+6.0 % (95 %: +1.0 to +10.0 %)", "from 73 requests on (95 %: from 20 to never)", "memory-safe"):
+        assert words in text, words
     assert {"concurrency", "theta"} <= set(found.ids)
 
 
@@ -272,6 +278,15 @@ def test_a_validation(tmp_path: Path) -> None:
     source = written(tmp_path, "validation.json", a_validation())
     assert look(source).headings[0] == "Simulated against measured, 1 of 2 figures miss their bar: far off."
     assert "MISSED" in page(source)
+    calm = a_validation()
+    calm["rows"][0] |= {"spread": 40.0, "met": True}
+    source = written(tmp_path, "validation.json", calm)
+    assert look(source).headings[0].startswith("Simulated against measured, no figure misses, but 2 of 2 only because")
+    assert "within the spread" in page(source)
+    calm["rows"] = [row | {"met": None} for row in calm["rows"]]
+    assert "no figure could be judged" in answer(written(tmp_path, "validation.json", calm))
+    calm["rows"] = [row | {"met": True, "error": 0.01} for row in calm["rows"]]
+    assert "every judged figure is within its bar" in answer(written(tmp_path, "validation.json", calm))
 
 
 @pytest.mark.parametrize(
@@ -280,6 +295,7 @@ def test_a_validation(tmp_path: Path) -> None:
      ("goodput.json", a_goodput(), ("runs", 1, "evaluations", 0, "rate")),
      ("goodput.json", a_goodput(), ("runs", 0, "num_prompts")), ("advise.json", an_advice(), ("curves", "theta")),
      ("advise.json", an_advice(), ("simulated", "mixed")), ("advise.json", an_advice(), ("theta0",)),
+     ("advise.json", an_advice(), ("lead_interval",)), ("advise.json", an_advice(), ("n_cross_interval", 0)),
      ("validation.json", a_validation(), ("rows", 0, "measured")), ("validation.json", a_validation(), ("text",))],
 )  # fmt: skip
 @pytest.mark.parametrize("bad", ["text", None, {}, [{}]])
@@ -288,7 +304,7 @@ def test_damaged_files_are_one_line(tmp_path: Path, name: str, value: Any, path:
     at = damaged
     for key in path[:-1]:
         at = at[key]
-    if bad is None and path[-1] in ("rate", "measured"):  # null is "unlimited", or "not known"
+    if bad is None and path[-1] in ("rate", "measured", 0):  # null is "unlimited", "not known" or "never"
         bad = [1]
     if path[-1] == "text" and bad == "text":
         bad = 3

@@ -248,7 +248,8 @@ def why_late(
         return _blame(parts_of(log, request, decisions), END_REASONS[reason] if reason != FINISHED else "done")
     when = float(log.times_at(np.array([log.token_offsets[request] + token]))[0])
     parts = parts_of(log, request, decisions, when)
-    return _blame(parts, f"{seconds_text(over)} late", f" up to token {token}", over)
+    until = f" up to token {token}" if token else " up to the first token"
+    return _blame(parts, f"{seconds_text(over)} late", until, over)
 
 
 def _widest(log: RunLog, request: int, decisions: Decisions | None) -> str:

@@ -133,13 +133,31 @@ def _sweep(runs: list[Run]) -> str:
         scored = [run for run in good if run.summary.get(key) is not None]
     if not scored:
         return f"{len(good)} runs, none with a figure to rank by.{failed}"
-    best = max(scored, key=lambda run: run.summary[key])
-    share = best.summary.get("attainment")
-    share_text = "" if share is None else f" ({percent(share)} % of all)"
+    groups: dict[str, list[Run]] = {}
+    for run in scored:
+        groups.setdefault(_setting(run), []).append(run)
+    name, same = max(groups.items(), key=lambda item: _mean(item[1], key))
+    known = [run for run in same if run.summary.get("attainment") is not None]
+    share = f" ({percent(_mean(known, 'attainment'))} % of all)" if known else ""
+    seeds = f", the mean of {len(same)} seeds" if len(same) > 1 else ""
     return (
-        f"{_at(best)}the most requests are served by {best.name}: {number(best.summary[key])} {what}{share_text}, "
-        f"the best of {len(good)} runs{_where(best)}.{failed}"
+        f"{_at(same[0])}the most requests are served by {name}: {number(_mean(same, key))} {what}{share}{seeds}, "
+        f"the best of {len(groups)} settings{_where(same[0])}.{failed}"
     )
+
+
+def _setting(run: Run) -> str:
+    """A cell of a sweep without its seed."""
+    varied = run.record["varied"]
+    if "seed" not in varied:
+        return run.name
+    rest = [f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in varied.items() if name != "seed"]  # fmt: skip
+    return " ".join([str(run.record.get("policy_label") or run.record.get("policy")), *rest])
+
+
+def _mean(runs: list[Run], key: str) -> float:
+    return math.fsum(run.summary[key] for run in runs) / len(runs)
 
 
 def _advise(data: dict[str, Any]) -> str:
@@ -155,11 +173,29 @@ def _advise(data: dict[str, Any]) -> str:
 
 
 def _validate(data: dict[str, Any]) -> str:
-    missed = [row["figure"] for row in data["rows"] if row["met"] is False]
-    verdict = (
-        f"{len(missed)} of {len(data['rows'])} figures miss their bar" if missed else "every figure is within its bar"
-    )
+    judged = [row for row in data["rows"] if row["met"] is not None]
+    missed = sum(row["met"] is False for row in judged)
+    by_spread = sum(verdict_of(row) == WITHIN_SPREAD for row in judged)
+    verdict = "every judged figure is within its bar"
+    if missed:
+        verdict = f"{missed} of {len(judged)} figures miss their bar"
+    elif by_spread:
+        verdict = f"no figure misses, but {by_spread} of {len(judged)} only because the real runs differ that much"
+    elif not judged:
+        verdict = "no figure could be judged"
     return f"Simulated against measured, {verdict}: {data['text']}."
+
+
+WITHIN_SPREAD = "within the spread"
+
+
+def verdict_of(row: dict[str, Any]) -> str:
+    """A validated figure's verdict. Beyond its bar it is met where the real runs differ among themselves by more."""
+    if row["met"] is None:
+        return "not judged"
+    if not row["met"]:
+        return "MISSED"
+    return "within" if abs(_or(row["error"], 0.0)) <= _or(row["bar"], 0.0) + 1e-12 else WITHIN_SPREAD
 
 
 def _list(names: list[str]) -> str:

@@ -306,6 +306,9 @@ def _data(chart: Chart, x: Axis, y: Axis) -> str:
             continue
         xs, ys, base = thin(s, x)
         values = ys if base is None else ys - base
-        series.append({"name": s.name, "run": s.run, "colour": s.colour, "x": few(xs), "y": few(values)})
+        found: dict[str, Any] = {"name": s.name, "run": s.run, "colour": s.colour, "x": few(xs), "y": few(values)}
+        if s.band is not None and xs.size == s.x.size:
+            found["band"] = [few(end) for end in s.band]
+        series.append(found)
     data = {"x": axis(x), "y": axis(y), "xl": chart.x_label, "pct": chart.percent or y.scale == "tail", "s": series}
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")

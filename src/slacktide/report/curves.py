@@ -15,6 +15,7 @@ from slacktide.metrics.log import RunLog
 from slacktide.metrics.slo import Verdicts
 from slacktide.metrics.stats import Distribution
 from slacktide.report.charts import Chart, Mark, Series
+from slacktide.report.intervals import student_half
 from slacktide.report.source import Run
 
 STRETCHES = 60
@@ -41,10 +42,7 @@ def attainment_interval(verdict: Verdicts, log: RunLog) -> tuple[float, float] |
     judged = order[verdict.judged[order]]
     if judged.size < 2 * BATCHES:
         return None
-    from scipy.special import stdtrit
-
-    means = np.array([verdict.met[rows].mean() for rows in np.array_split(judged, BATCHES)])
-    half = float(stdtrit(BATCHES - 1, 0.975)) * float(means.std(ddof=1)) / math.sqrt(BATCHES)
+    half = student_half([float(verdict.met[rows].mean()) for rows in np.array_split(judged, BATCHES)])
     middle = float(verdict.met[judged].mean())
     return max(middle - half, 0.0), min(middle + half, 1.0)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slacktide.report import curves, searches
+from slacktide.report.answer import verdict_of
 from slacktide.report.html_parts import (
     charts_grid,
     command_block,
@@ -26,6 +29,7 @@ def goodput_sections(source: Source) -> list[Section]:
         Column("goodput req/s", lambda r: r.get("rate"), number, +1, key="rate"),
         Column("low", lambda r: r.get("rate_low"), number, key="rate_low"),
         Column("high", lambda r: r.get("rate_high"), number, key="rate_high"),
+        Column("runs", lambda r: len(r["evaluations"]), count, key="evaluations"),
     )
     rows = [(run.name, run.record, curves.colour(i)) for i, run in enumerate(runs)]
     target = f"Highest rate at which {percent(runs[0].record['target'])} % of all arrivals meet the SLO."
@@ -51,7 +55,8 @@ def sweep_sections(source: Source) -> list[Section]:
     rows = [(run.name, run.summary, "") for run in runs if run.record.get("error") is None]
     failed = [[run.name, str(run.record["error"])] for run in runs if run.record.get("error") is not None]
     sections = [("Across the grid", charts_grid(drawn, with_lines=True))] if drawn else []
-    sections.append(("All runs", figures_table(rows, SERVED, "Times in milliseconds.", "run")))
+    # No best of a column: fewer requests a second are always served faster.
+    sections.append(("All runs", figures_table(rows, SERVED, "Times in milliseconds.", "run", best=False)))
     if failed:
         sections.append(("Failed", plain_table(["run", "why"], failed)))
     return [*sections, ("Settings, and the command to repeat it", _told(source) + settings_of(runs[:1]))]
@@ -68,13 +73,39 @@ def advise_sections(source: Source) -> list[Section]:
         if stock.get("command")
         else ""
     )
-    facts = [[key, flat(data.get(key))] for key in ("theta0", "k", "slots", "n_safe", "n_cross", "n_cross_interval",
-             "lead", "lead_interval", "lead_simulated", "chance_exclusive", "token_budget", "concurrency", "decided_by",
-             "load", "costs", "costs_source", "fit_error")]  # fmt: skip
     return [
         ("Both modes", table + charts_grid(searches.advise_charts(data)) + flags),
-        ("The numbers behind it", plain_table(["figure", "value"], facts) + _told(source)),
+        ("The numbers behind it", f'<div class="settings">{_facts(data)}</div>{_told(source)}'),
     ]
+
+
+def _facts(data: dict[str, Any]) -> str:
+    """The advice's own figures, each with what it means."""
+
+    def crossing(n: int | None) -> str:
+        return "never" if n is None else "always" if n == 0 else f"from {n:,}"
+
+    low, high = data["lead_interval"]
+    lead = f"{100 * data['lead']:+.1f} % (95 %: {100 * low:+.1f} to {100 * high:+.1f} %)"
+    wins = crossing(data["n_cross"]) + (" requests on" if data["n_cross"] else "")
+    first, last = map(crossing, data["n_cross_interval"])
+    rows = [
+        ["lead", lead, "throughput of exclusive batching over mixed, by the closed forms"],
+        ["lead, simulated", f"{100 * data['lead_simulated']:+.1f} %", "the same in the simulated runs above"],
+        ["chance", f"{percent(data['chance_exclusive'])} %", "that exclusive is faster, by the closed forms"],
+        ["exclusive wins", f"{wins} (95 %: {first} to {last})", "requests in the system"],
+        ["theta 0", flat(data["theta0"]), "best share of slots to have free before prompts get steps of their own"],
+        ["k", flat(data.get("k")), "the same in slots, as whole prompts fit the token budget"],
+        ["N", flat(data.get("slots")), "slots: requests that run at once"],
+        ["memory-safe N", flat(data.get("n_safe")), "requests whose KV fits with near certainty"],
+        ["token budget", flat(data.get("token_budget")), "most tokens of a step"],
+        ["concurrency", flat(data["concurrency"]), "requests in the system, running and waiting"],
+        ["load", flat(data.get("load")), "mean tokens of a request; requests simulated"],
+        ["decided by", flat(data["decided_by"]), "what the two modes were compared by"],
+        ["step costs", flat(data.get("costs")), f"seconds, and seconds a token: {flat(data.get('costs_source'))}"],
+        ["error of the costs", f"{100 * data['fit_error']:.1f} %", "median over the steps they fit"],
+    ]
+    return plain_table(["figure", "value", "meaning"], rows)
 
 
 _ADVISED = (
@@ -93,19 +124,24 @@ def validate_sections(source: Source) -> list[Section]:
     head = ["figure", "measured", "spread of the real runs", "simulated", "error", "bar", "verdict"]
     rows = []
     for row in data["rows"]:
-        verdict = {True: "within", False: "MISSED", None: "not judged"}[row["met"]]
         cells = ["-" if row[name] is None else number(row[name]) for name in ("measured", "spread", "simulated")]
         shares = ["-" if row[name] is None else f"{100 * row[name]:+.1f} %" for name in ("error", "bar")]
-        rows.append([row["figure"], *cells, shares[0], shares[1].lstrip("+"), verdict])
+        rows.append([row["figure"], *cells, shares[0], shares[1].lstrip("+"), verdict_of(row)])
     summaries = [(f"measured {i + 1}", summary, "") for i, summary in enumerate(data["measured"])]
     summaries.append(("simulated", data["simulated"], ""))
     hidden = {"rows", "measured", "simulated", "text", "notes", "command"}
     settings = [[key, flat(value)] for key, value in data.items() if key not in hidden]
     return [
-        ("Figure by figure", plain_table(head, rows, "Errors are shares of the measured figure.")),
+        ("Figure by figure", plain_table(head, rows, _JUDGED)),
         ("All runs", figures_table(summaries, SERVED, "Times in milliseconds.", "run", best=False)),
         ("Settings, and the command to repeat it", _told(source) + plain_table(["setting", "value"], settings)),
     ]
+
+
+_JUDGED = (
+    "Errors are shares of the measured figure. Within the spread: beyond its bar, but the real runs differ by more "
+    "(spread: their largest minus their least)."
+)
 
 
 def _told(source: Source) -> str:

@@ -41,7 +41,7 @@
 
   for (const script of document.querySelectorAll("script[data-for]")) {
     const data = JSON.parse(script.textContent), svg = document.getElementById(script.dataset.for);
-    const cursor = svg.querySelector(".cursor");
+    const cursor = svg.querySelector(".cursor"), said = data.pct ? percent : text;
     let place = null;
     const hide = () => { cursor.replaceChildren(); tip.hidden = true; };
     const show = (px) => {
@@ -61,7 +61,9 @@
         if (y === null || series.x[i] === null || x < series.x[0] && Math.abs(at(data.x, series.x[0]) - place) > step) continue;
         if (/, (runs|at most)$/.test(series.name) && Math.abs(at(data.x, series.x[i]) - place) > step) continue;
         const row = document.createElement("span"), name = document.createElement("span"), value = document.createElement("span");
-        name.textContent = series.name; value.textContent = data.pct ? percent(y) : text(y);
+        name.textContent = series.name; value.textContent = said(y);
+        if (series.band && series.band[0][i] !== null)
+          value.textContent += " (" + said(series.band[0][i]) + " to " + said(series.band[1][i]) + ")";
         row.append(name, value); tip.append(row);
         const dot = document.createElementNS(SVG, "circle");
         dot.setAttribute("cx", place); dot.setAttribute("cy", at(data.y, y)); dot.setAttribute("r", 3.5);

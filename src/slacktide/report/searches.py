@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,31 +11,70 @@ import numpy as np
 from slacktide.core.types import FloatArray
 from slacktide.report.charts import Chart, Mark, Series
 from slacktide.report.curves import colour
+from slacktide.report.intervals import share_interval, student_half
 from slacktide.report.source import Run
 from slacktide.report.tables import number, percent
 
+BANDS = (
+    "Band: 95 % interval, Student's over the seeds; where one seed ran alone Wilson's, which is too narrow for bursts "
+    "and carries that seed's luck."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rate:
+    """What a search knows of one rate: the mean share over its seeds, its interval, how many ran.
+
+    `stopped`: one of them ended early, so that the share is not known, only that it is no more than this.
+    """
+
+    rate: float
+    share: float
+    low: float
+    high: float
+    seeds: int
+    stopped: bool
+
+
+def _rates(record: dict[str, Any]) -> list[_Rate]:
+    """The simulated rates of one policy in order."""
+    found: dict[float, list[dict[str, Any]]] = {}
+    for evaluation in record["evaluations"]:
+        if _finite(evaluation["rate"]):
+            found.setdefault(float(evaluation["rate"]), []).append(evaluation)
+    rates = []
+    for rate, each in sorted(found.items()):
+        shares = [float(e["attainment"]) for e in each]
+        low, high = share_interval(shares, record["num_prompts"])
+        rates.append(_Rate(rate, float(np.mean(shares)), low, high, len(each), any(e["stopped"] for e in each)))
+    return rates
+
 
 def goodput_chart(runs: list[Run]) -> Chart:
-    """Attainment of every simulated rate, and each policy's answer with its interval."""
-    series, marks, rows = [], [], []
-    rates = [e["rate"] for run in runs for e in run.record["evaluations"] if _finite(e["rate"])]
+    """Attainment of every simulated rate with its interval, and each policy's answer with its own."""
+    series, marks, rows, rates = [], [], [], []
     for i, run in enumerate(runs):
         record = run.record
-        found = sorted((e["rate"], e["attainment"], e["stopped"]) for e in record["evaluations"] if _finite(e["rate"]))
-        whole = np.array([(r, a) for r, a, stopped in found if not stopped], dtype=np.float64).reshape(-1, 2)
-        bound = np.array([(r, a) for r, a, stopped in found if stopped], dtype=np.float64).reshape(-1, 2)
-        whole[:, 1] = np.minimum(whole[:, 1], 1.0 - 0.5 / run.record["num_prompts"])  # all of them: no more nines
-        line = falling(whole)
-        series.append(Series(run.name, line[:, 0], line[:, 1], colour(i), "line", i))
+        most = 1.0 - 0.5 / record["num_prompts"]  # all of them: no more nines
+        dots = [(e["rate"], min(e["attainment"], most), e["stopped"]) for e in record["evaluations"]]
+        dots = sorted(dot for dot in dots if _finite(dot[0]))
+        whole, bound = (
+            np.array([dot[:2] for dot in dots if dot[2] is stopped], dtype=np.float64).reshape(-1, 2)
+            for stopped in (False, True)
+        )
+        known = [rate for rate in _rates(record) if not rate.stopped]
+        line, low, high = (
+            falling(np.array([(r.rate, min(getattr(r, name), most)) for r in known]).reshape(-1, 2))
+            for name in ("share", "low", "high")
+        )
+        series.append(Series(run.name, line[:, 0], line[:, 1], colour(i), "line", i, band=(low[:, 1], high[:, 1])))
         series.append(Series(f"{run.name}, runs", whole[:, 0], whole[:, 1], colour(i), "dots", i))
         series.append(Series(f"{run.name}, at most", bound[:, 0], bound[:, 1], colour(i), "dots", i, hollow=True))
-        rate, low, high = record["rate"], record["rate_low"], record["rate_high"]
+        rate = record["rate"]
         if rate is not None:
-            marks.append(Mark(rate, "", low=low, high=high, colour=colour(i), run=i))
-        interval = "-" if rate is None or high is None else f"{number(low)} to {number(high)}"
-        rows.append(
-            [run.name, "unlimited" if rate is None else number(rate), interval, str(len(record["evaluations"]))]
-        )
+            marks.append(Mark(rate, "", low=record["rate_low"], high=record["rate_high"], colour=colour(i), run=i))
+        rates += [float(dot[0]) for dot in dots]
+        rows += [_rate_row(run.name, each) for each in _rates(record)]
     target = runs[0].record["target"]
     marks.append(Mark(target, f"target {percent(target)} %", axis="y"))
     x_range = None
@@ -47,10 +87,18 @@ def goodput_chart(runs: list[Run]) -> Chart:
     return Chart(
         "attainment", "Attainment against rate", "requests per second", "% of arrivals in time", series,
         y_scale="tail", marks=marks, x_range=x_range,
-        note=f"Dashes down: the goodput, with its {interval} as a stripe. Dots: simulated rates, of all seeds; hollow: "
-        "stopped early, so no more than this. Lines: the falling curve nearest to the full dots.",
-        head=["policy", "goodput req/s", interval, "runs"], rows=rows,
+        note=f"Dashes down: the goodput, with its {interval} as a stripe. Dots: simulated rates, a dot a seed; hollow: "
+        "stopped early, so no more than this. Lines: the falling curve nearest to the rates at which no seed was "
+        f"stopped. {BANDS}",
+        head=["policy", "req/s", "% in time", "95 % interval", "seeds"], rows=rows,
     )  # fmt: skip
+
+
+def _rate_row(name: str, rate: _Rate) -> list[str]:
+    if rate.stopped:
+        return [name, number(rate.rate), f"at most {percent(rate.share)}", "stopped early", str(rate.seeds)]
+    interval = f"{percent(rate.low)} to {percent(rate.high)}"
+    return [name, number(rate.rate), percent(rate.share), interval, str(rate.seeds)]
 
 
 def falling(points: FloatArray) -> FloatArray:
@@ -69,14 +117,13 @@ def falling(points: FloatArray) -> FloatArray:
 
 
 def _within(series: Series, x_range: tuple[float, float]) -> Series:
-    from dataclasses import replace
-
     keep = (series.x >= x_range[0] - 1e-9) & (series.x <= x_range[1] + 1e-9)
-    return replace(series, x=series.x[keep], y=series.y[keep])
+    band = None if series.band is None else (series.band[0][keep], series.band[1][keep])
+    return replace(series, x=series.x[keep], y=series.y[keep], band=band)
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def sweep_axis(runs: list[Run]) -> str | None:
@@ -93,43 +140,54 @@ def sweep_axis(runs: list[Run]) -> str | None:
 
 
 def sweep_chart(runs: list[Run], figure: str, title: str, unit: str) -> Chart | None:
-    """A figure of the summary over the varied number, one line per policy and other setting; seeds make a band."""
+    """A figure of the summary over the varied number, one line per policy and other setting.
+
+    Band: the interval over seeds; of attainment also where one seed ran.
+    """
     axis = sweep_axis(runs)
     if axis is None:
         return None
-    groups: dict[str, dict[float, list[float]]] = {}
+    groups: dict[str, dict[float, list[tuple[float, int]]]] = {}
     for run in runs:
         varied, value = run.record["varied"], run.summary.get(figure)
-        if not _finite(varied.get(axis)) or value is None:
+        if not _finite(varied.get(axis)) or not _finite(value):
             continue
         rest = [f"{n}={_text(v)}" for n, v in varied.items() if n not in (axis, "seed")]
         name = ", ".join([str(run.record.get("policy_label") or run.record["policy"]), *rest])
-        groups.setdefault(name, {}).setdefault(float(varied[axis]), []).append(float(value))
+        judged = _count(run.summary, "num_requests") - _count(run.summary, "excluded")
+        groups.setdefault(name, {}).setdefault(float(varied[axis]), []).append((float(value), judged))
+    is_share = figure == "attainment"
+    show = percent if is_share else number
     series, rows = [], []
     for i, (name, points) in enumerate(groups.items()):
         x = np.array(sorted(points))
-        means = np.array([np.mean(points[v]) for v in x])
-        halves = np.array([_half(points[v]) for v in x])
-        band = (np.maximum(means - halves, 0.0), means + halves) if np.isfinite(halves).all() else None
-        if band is not None and figure == "attainment":
-            band = (band[0], np.minimum(band[1], 1.0))
+        means = np.array([np.mean([value for value, _ in points[v]]) for v in x])
+        ends = [_ends([value for value, _ in points[v]], points[v][0][1] if is_share else None) for v in x]
+        low, high = np.array(ends).T
+        band = (low, high) if np.isfinite(low).all() else None
         series.append(Series(name, x, means, colour(i), "line", i, band=band))
-        show = percent if figure == "attainment" else number
-        rows += [[name, f"{v:g}", show(float(m)), str(len(points[v]))] for v, m in zip(x.tolist(), means, strict=True)]
+        for v, mean, a, b in zip(x.tolist(), means.tolist(), low.tolist(), high.tolist(), strict=True):
+            interval = f"{show(a)} to {show(b)}" if math.isfinite(a) else "-"
+            rows.append([name, f"{v:g}", show(mean), interval, str(len(points[v]))])
     note = "Band: 95 % interval of the mean over the seeds." if any(s.band for s in series) else ""
     return Chart(
-        f"sweep-{figure}", title, axis, unit, series, percent=figure == "attainment", note=note,
-        head=["policy", axis, title, "runs"], rows=rows,
+        f"sweep-{figure}", title, axis, unit, series, percent=is_share, note=BANDS if is_share and note else note,
+        head=["policy", axis, title, "95 % interval", "runs"], rows=rows,
     )  # fmt: skip
 
 
-def _half(values: list[float]) -> float:
-    """Half of Student's 95 % interval of a mean; NaN for one value."""
-    if len(values) < 2:
-        return math.nan
-    from scipy.special import stdtrit
+def _ends(values: list[float], n: int | None) -> tuple[float, float]:
+    """Ends of the interval of a mean; n: the values are shares of so many. NaN where nothing is known."""
+    if n is not None and (n > 0 or len(values) > 1):
+        return share_interval(values, n)
+    half = student_half(values)
+    middle = float(np.mean(values))
+    return (math.nan if math.isnan(half) else max(middle - half, 0.0)), middle + half
 
-    return float(stdtrit(len(values) - 1, 0.975)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+
+def _count(summary: dict[str, Any], name: str) -> int:
+    value = summary.get(name)
+    return value if type(value) is int else 0
 
 
 def _text(value: Any) -> str:
