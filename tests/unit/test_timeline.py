@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slacktide.cli.main import main
 from slacktide.errors import InputError
@@ -52,6 +54,61 @@ def test_a_trace_holds_the_run(policy: str, depth: int, recorded: bool) -> None:
         assert preempted
     if policy == "sliding" and recorded:
         assert any("why" in event["args"] for event in steps)
+
+
+PROCESS = {"name": "process_name", "ph": "M", "pid": 1, "tid": 0, "ts": 0, "args": {"name": "p"}}
+THREAD = {"name": "thread_name", "ph": "M", "pid": 1, "tid": 1, "ts": 0, "args": {"name": "t"}}
+
+
+def made(*events: dict[str, Any], names: bool = True) -> dict[str, Any]:
+    whole = [{"name": "a", "pid": 1, "tid": 1, "ts": 0, "args": {}} | event for event in events]
+    return {"traceEvents": ([PROCESS, THREAD] if names else []) + whole, "displayTimeUnit": "ms", "otherData": {}}
+
+
+def test_what_the_checker_of_traces_lets_pass() -> None:
+    check_trace(made({"ph": "X", "dur": 9}, {"ph": "X", "dur": 4.001}, {"ph": "X", "ts": 4.001, "dur": 4.999}))
+    check_trace(
+        made({"ph": "B"}, {"ph": "B", "name": "b", "ts": 1}, {"ph": "E", "name": "b", "ts": 2}, {"ph": "E", "ts": 3})
+    )
+    check_trace(made({"ph": "C", "args": {"x": 1}}, {"ph": "C", "ts": 1, "args": {"x": 2.5}}))
+    check_trace(made({"ph": "X", "dur": 9}, {"ph": "s", "id": 7}, {"ph": "f", "id": 7, "ts": 3, "bp": "e"}))
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        made({"ph": "Z"}),
+        made({"ph": "X"}),  # no length
+        made({"ph": "X", "dur": -1}),
+        made({"ph": "X", "dur": "3"}),
+        made({"ph": "X", "dur": 1, "ts": float("nan")}),
+        made({"ph": "X", "dur": 1, "ts": 0.0004}),  # below a nanosecond
+        made({"ph": "X", "dur": 1, "pid": "1"}),
+        made({"ph": "X", "dur": 1, "name": ""}),
+        made({"ph": "X", "dur": 1, "cname": "pink"}),
+        made({"ph": "X", "dur": 1, "ts": 5}, {"ph": "X", "dur": 1, "ts": 3}),  # out of order
+        made({"ph": "X", "dur": 5}, {"ph": "X", "dur": 5, "ts": 4.999}),  # overlap by a nanosecond
+        made({"ph": "X", "dur": 1}, names=False),
+        made({"ph": "X", "dur": 1, "tid": 2}),  # a thread without a name
+        made(THREAD),  # said twice
+        made({"ph": "M", "name": "thread_name", "tid": 2, "args": {}}),
+        made({"ph": "B"}),  # no end
+        made({"ph": "E"}),  # no begin
+        made({"ph": "B"}, {"ph": "E", "name": "b", "ts": 1}),
+        made({"ph": "B"}, {"ph": "X", "ts": 1, "dur": 5}, {"ph": "E", "ts": 3}),
+        made({"ph": "C"}),  # no value
+        made({"ph": "C", "args": {"x": "many"}}),
+        made({"ph": "C", "args": {"x": 1}}, {"ph": "C", "ts": 1, "args": {"y": 1}}),
+        made({"ph": "C", "ts": 2, "args": {"x": 1}}, {"ph": "C", "ts": 1, "args": {"x": 1}}),
+        made({"ph": "i", "s": "x"}),
+        made({"ph": "X", "dur": 9}, {"ph": "s", "id": 7}),  # no end
+        made({"ph": "X", "dur": 9}, {"ph": "f", "id": 7}),  # no begin
+        made({"ph": "s", "id": 7}, {"ph": "f", "id": 7, "ts": 1}),  # no span to bind to
+    ],
+)  # fmt: skip
+def test_what_the_checker_of_traces_finds(trace: dict[str, Any]) -> None:
+    with pytest.raises((AssertionError, KeyError, ValueError)):
+        check_trace(trace)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -149,6 +206,23 @@ def test_a_real_engines_step_log(tmp_path: Path) -> None:
     assert "1 of 2 steps" in step_log_timeline(read_step_log(log), "steps", (0.05, 9.0))[1]
     with pytest.raises(InputError, match="no step then"):
         step_log_timeline(read_step_log(log), "steps", (5.0, 9.0))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.05), st.floats(0, 0.1)), min_size=1, max_size=30),
+    st.sampled_from([0.0, 1000.5, 1.8e9]),
+)
+def test_steps_scheduled_ahead_do_not_overlap(steps: list[tuple[float, float]], epoch: float) -> None:
+    """With async scheduling a step is scheduled while the one before still runs; the log counts from that one's end."""
+    lines, start, busy = [], epoch, epoch
+    for gap, duration in steps:
+        start += gap
+        lines.append(LINE | {"start": start, "duration_s": duration})
+        busy = max(busy, start) + duration
+    trace, _ = step_log_timeline(lines, "steps")
+    check_trace(trace)
+    last = events(trace, "X", 1)[-1]
+    assert (last["ts"] + last["dur"]) / 1e6 == pytest.approx(busy - lines[0]["start"], abs=1e-4)
 
 
 @pytest.mark.parametrize(

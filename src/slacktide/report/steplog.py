@@ -31,7 +31,8 @@ def step_log_timeline(
     without steps.
     """
     low, high = (-math.inf, math.inf) if window is None else window
-    inside = [line for line in lines if low <= line["start"] - lines[0]["start"] < high]
+    first = float(lines[0]["start"])
+    inside = [each for each in zip(lines, _ran(lines), strict=True) if low <= each[0]["start"] - first < high]
     if not inside:
         raise InputError(
             f"--window {low:g}:{high:g}: no step then; the log lasts {lines[-1]['start'] - lines[0]['start']:g} s"
@@ -41,20 +42,33 @@ def step_log_timeline(
         name_event(ENGINE, "process_name", f"engine: {label}"),
         name_event(ENGINE, "thread_name", "steps", 1),
     ]
-    first = float(lines[0]["start"])
-    for line in shown:
-        ts = microseconds(float(line["start"]) - first)
+    for line, (start, end) in shown:
+        ts = microseconds(start)
         prompt, decodes = int(line.get("prefill_tokens", 0)), int(line.get("num_decodes", 0))
         mode = "mixed" if prompt and decodes else "prefill" if prompt else "decode"
         known = ("mode", "predicted_s", "decision_s", "num_running", "num_waiting", "num_preempted", "fallback")
         args = {"prefill_tokens": prompt, "decodes": decodes} | {name: line[name] for name in known if name in line}
-        events.append(span(ENGINE, 1, mode, ts, microseconds(float(line["duration_s"])), args, COLOURS[mode]))
+        events.append(span(ENGINE, 1, mode, start, end, args, COLOURS[mode]))
         events.append(counter("queue", ts, {"waiting": int(line["num_waiting"]), "running": int(line["num_running"])}))
         events.append(counter("free KV blocks", ts, {"free": int(line["num_free_blocks"])}))
     told = f"{len(shown):,} of {len(lines):,} steps of a real engine"
     if len(shown) < len(lines):
         told += " (choose another stretch with --window FROM:TO)"
     return trace_object(events, {"run": label, "shows": told}), told
+
+
+def _ran(lines: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """When each step ran, in seconds from the first one's start, without overlap.
+
+    A step is scheduled while its predecessor still runs, and its logged duration counts from that one's end
+    (slacktide.vllm.ledger).
+    """
+    found, busy = [], 0.0
+    for line in lines:
+        start = max(float(line["start"]) - float(lines[0]["start"]), busy)
+        busy = start + float(line["duration_s"])
+        found.append((start, busy))
+    return found
 
 
 def read_step_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:

@@ -100,12 +100,17 @@ def trace_object(events: list[Event], about: dict[str, Any]) -> dict[str, Any]:
 
 def microseconds(seconds: float) -> float:
     """The format's unit, to the nanosecond."""
-    return round(seconds * 1e6, 3)
+    return round(seconds * 1e9) / 1e3
 
 
-def span(process: int, thread: int, name: str, ts: float, dur: float, args: Event, colour: str = "") -> Event:
-    """A complete event."""
-    event: Event = {"name": name, "ph": "X", "pid": process, "tid": thread, "ts": ts, "dur": dur, "args": args}
+def span(process: int, thread: int, name: str, start: float, end: float, args: Event, colour: str = "") -> Event:
+    """A complete event, from and to in seconds.
+
+    Its length is that between the rounded ends: one nanosecond of overlap, and Perfetto draws the next span below.
+    """
+    first, last = round(start * 1e9), round(end * 1e9)
+    event: Event = {"name": name, "ph": "X", "pid": process, "tid": thread, "ts": first / 1e3,
+                    "dur": max(last - first, 0) / 1e3, "args": args}  # fmt: skip
     return event | {"cname": colour} if colour else event
 
 
@@ -131,7 +136,7 @@ def mode_of(log: RunLog, step: int) -> str:
 
 
 def _step_events(log: RunLog, steps: IntArray, decisions: Decisions | None) -> list[Event]:
-    events = []
+    events, busy = [], -math.inf
     for step in steps.tolist():
         args: Event = {
             "step": step,
@@ -147,8 +152,9 @@ def _step_events(log: RunLog, steps: IntArray, decisions: Decisions | None) -> l
             if decisions.why(step):
                 args["why"] = decisions.why(step)
         mode = mode_of(log, step)
-        ts, dur = microseconds(float(log.start[step])), microseconds(float(log.duration[step]))
-        events.append(span(ENGINE, 1, mode, ts, dur, args, COLOURS[mode]))
+        start, end = max(float(log.start[step]), busy), float(log.step_end[step])
+        busy = end
+        events.append(span(ENGINE, 1, mode, start, end, args, COLOURS[mode]))
     return events
 
 
@@ -187,11 +193,7 @@ def _request_events(log: RunLog, request: int, decisions: Decisions | None, low:
     events = [name_event(REQUESTS, "thread_name", f"request {request}", thread)]
     for name, start, end, args in spans(log, request, decisions):
         if end >= low and start < high:
-            events.append(
-                span(
-                    REQUESTS, thread, name, microseconds(start), max(microseconds(end) - microseconds(start), 0.0), args
-                )
-            )
+            events.append(span(REQUESTS, thread, name, start, end, args))
     end, reason = float(log.end_time[request]), int(log.end_reason[request])
     if reason != FINISHED and low <= end < high:
         events.append({"name": END_REASONS[reason], "ph": "i", "s": "t", "pid": REQUESTS, "tid": thread,
