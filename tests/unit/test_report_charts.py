@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slacktide.report.axes import linear_ticks, log_ticks, nines, short
 from slacktide.report.charts import HEIGHT, MAX_POINTS, WIDTH, Chart, Mark, Series, draw
-from slacktide.report.labels import place
+from slacktide.report.labels import PHONE, place
 from slacktide.report.searches import falling
 
 
@@ -48,13 +48,17 @@ def curve(level: float) -> tuple[np.ndarray, np.ndarray]:
 def test_names_lie_in_the_room_and_apart(levels: list[float], length: int) -> None:
     spots = place([curve(level) for level in levels], [length] * len(levels), (60, 20, 540, 254))
     found = [spot for spot in spots if spot is not None]
-    width = length * 7.4
-    for x, y in found:
-        assert 60 <= x <= 540 - width + 1e-6
-        assert 20 <= y <= 254
-    for i, (x, y) in enumerate(found):
-        for other_x, other_y in found[i + 1 :]:
-            assert abs(y - other_y) >= 15 - 1e-6 or abs(x - other_x) >= width
+    for spot in found:
+        width = length * 7.4 * (PHONE if spot.phone else 1)
+        left = spot.x - {"start": 0, "middle": width / 2, "end": width}[spot.anchor]
+        assert 60 <= left <= 540 - width + 1e-6
+        assert spot.box[0] == pytest.approx(left)
+        assert 20 <= spot.y <= 254
+    for i, spot in enumerate(found):
+        a, height = spot.box, spot.box[3] - spot.box[1]
+        for other in found[i + 1 :]:
+            b = other.box
+            assert abs(a[3] - b[3]) >= min(height, b[3] - b[1]) - 1e-6 or a[2] <= b[0] or b[2] <= a[0]
 
 
 def parsed(chart: Chart) -> tuple[ET.Element, dict]:

@@ -262,7 +262,7 @@ def test_the_command_line_writes_timelines(tmp_path: Path, capsys: pytest.Captur
         ([str(tmp_path / "run"), "--window", "1:2"], "--window goes with --timeline"),
         ([str(tmp_path / "run"), "--timeline", str(file), "--window", "2:1"], "expected FROM:TO"),
         ([str(tmp_path / "run"), "--timeline", str(file), "--run", "nobody"], "no such run"),
-        ([str(tmp_path / "run"), "--timeline", str(tmp_path / "run" / "summary.json" / "t")], "cannot write"),
+        ([str(tmp_path / "run"), "--timeline", str(tmp_path / "run" / "summary.json" / "t")], "cannot be written"),
         ([str(steps), "--html", str(file)], "steps.jsonl"),
     ]:
         assert main(["report", *arguments]) == 2

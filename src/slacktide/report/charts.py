@@ -286,8 +286,9 @@ def _names(chart: Chart, x: Axis, y: Axis) -> list[str]:
     for series, spot in zip(named, spots, strict=True):
         if spot is not None:
             of_run = "" if series.run is None else f" r{series.run}"
-            where = f'x="{spot[0]:.0f}" y="{spot[1]:.0f}"'
-            out.append(f'<text class="name {series.colour}{of_run}" {where}>{escape(series.name)}</text>')
+            size = "" if spot.phone else " second"
+            where = f'x="{spot.x:.0f}" y="{spot.y:.0f}" text-anchor="{spot.anchor}"'
+            out.append(f'<text class="name {series.colour}{of_run}{size}" {where}>{escape(series.name)}</text>')
     return out
 
 

@@ -15,7 +15,7 @@ from slacktide.metrics.log import RunLog
 from slacktide.metrics.slo import Verdicts
 from slacktide.metrics.stats import Distribution
 from slacktide.report.charts import Chart, Mark, Series
-from slacktide.report.intervals import student_half
+from slacktide.report.intervals import student_half, wilson
 from slacktide.report.source import Run
 
 STRETCHES = 60
@@ -36,7 +36,8 @@ def colour(run: int) -> str:
 def attainment_interval(verdict: Verdicts, log: RunLog) -> tuple[float, float] | None:
     """95 % interval of a run's attainment, by batch means over consecutive arrivals; None for too few of them.
 
-    Neighbours fail together, so the binomial interval would be too narrow (Law and Carson, 1979).
+    Neighbours fail together, so the binomial interval would be too narrow (Law and Carson, 1979); but it is never less
+    than Wilson's: where all are met, batches do not differ, and yet nobody knows that none will miss.
     """
     order = np.argsort(log.arrival_time, kind="stable")
     judged = order[verdict.judged[order]]
@@ -44,7 +45,8 @@ def attainment_interval(verdict: Verdicts, log: RunLog) -> tuple[float, float] |
         return None
     half = student_half([float(verdict.met[rows].mean()) for rows in np.array_split(judged, BATCHES)])
     middle = float(verdict.met[judged].mean())
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    low, high = wilson(middle, judged.size)
+    return max(min(middle - half, low), 0.0), min(max(middle + half, high), 1.0)
 
 
 def shared_target(logs: Sequence[RunLog], column: str) -> float | None:
@@ -142,6 +144,7 @@ def violations_chart(runs: Sequence[Run], logs: Sequence[RunLog], verdicts: Sequ
     """Requests per second that missed, by arrival, before the load itself. One run: by kind."""
     edges = edges_of(logs)
     middle, width = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+    missed = any(verdict.missed.any() for verdict in verdicts)
 
     def rate(log: RunLog, rows: BoolArray) -> FloatArray:
         return np.asarray(np.histogram(log.arrival_time[rows], edges)[0] / width)
@@ -165,7 +168,8 @@ def violations_chart(runs: Sequence[Run], logs: Sequence[RunLog], verdicts: Sequ
         head = ["policy", *(name for _, name, _ in kinds)]
     return Chart(
         "violations", "Misses over time, and the load", "seconds (when the requests arrived)", "requests/s", series,
-        note="Grey: all arrivals per second. Lines: those of them that missed their SLO.", head=head, rows=rows,
+        note="Grey: all arrivals per second. " + ("Lines: those of them that missed their SLO." if missed
+                                                  else "None of them missed its SLO."), head=head, rows=rows,
     )  # fmt: skip
 
 

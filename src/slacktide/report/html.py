@@ -192,7 +192,10 @@ def _intervals(runs: Sequence[Run], logs: Sequence[Any], verdicts: Sequence[Verd
         )
     if not rows:
         return ""
-    note = "In brackets: 95 % interval by means of 20 batches of consecutive arrivals; other traffic may differ more."
+    note = (
+        "In brackets: 95 % interval by means of 20 batches of consecutive arrivals, at least Wilson's; other traffic "
+    )
+    note += "may differ more."
     told = f"<p>{note}</p>" if "<u " in rows else ""
     return f'<div class="bars"><h3>Requests that met their SLO</h3>{rows}{told}</div>'
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from slacktide.core.types import FloatArray
 
 CHARACTER, LINE = 7.4, 15.0
 """Width and height of a character of the 13-unit type, with some air."""
+
+PHONE = 20 / 13
+"""A phone's type is that much larger (page.css)."""
 
 TRIES = 36
 """Places tried along each line."""
@@ -21,45 +25,64 @@ Curve = tuple[FloatArray, FloatArray]
 Box = tuple[float, float, float, float]
 
 
-def place(curves: Sequence[Curve], lengths: Sequence[int], room: Box) -> list[tuple[float, float] | None]:
-    """Lower left corner of each name, or None where there is no room. `lengths` in characters, `room` as x0, y0, x1,
-    y1; y grows downwards."""
-    taken: list[Box] = []
-    found: list[tuple[float, float] | None] = []
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """Where a name is written."""
+
+    x: float
+    y: float
+    """Its base line."""
+    anchor: str
+    """Which end of it lies at x: start, middle or end."""
+    box: Box
+    """What it covers."""
+    phone: bool
+    """It has room in a phone's type, too."""
+
+
+def place(curves: Sequence[Curve], lengths: Sequence[int], room: Box) -> list[Spot | None]:
+    """A spot for each name, or None where there is no room. `lengths` in characters, `room` as x0, y0, x1, y1; y grows
+    downwards."""
+    found: list[Spot | None] = []
     for i, (curve, length) in enumerate(zip(curves, lengths, strict=True)):
-        best: tuple[float, Box] | None = None
         others = [other for j, other in enumerate(curves) if j != i]
-        for box in _candidates(curve, length * CHARACTER, room):
-            if any(_overlap(box, other) for other in taken):
-                continue
-            score = min((_distance(box, other) for other in others), default=FAR)
-            score = min(score, FAR) + 0.3 * min(_distance(box, curve), 6.0)
-            if best is None or score > best[0] + 1e-9:
-                best = (score, box)
-        if best is None:
-            found.append(None)
-            continue
-        taken.append(best[1])
-        found.append((best[1][0], best[1][3] - 4))
+        taken = [spot.box for spot in found if spot is not None]
+        best = _best(curve, others, length, room, taken, PHONE)
+        found.append(best or _best(curve, others, length, room, taken, 1.0))
     return found
 
 
-def _candidates(curve: Curve, width: float, room: Box) -> list[Box]:
-    """Boxes above, below and to the right of points along the line that lie in the room."""
+def _best(
+    curve: Curve, others: Sequence[Curve], length: int, room: Box, taken: Sequence[Box], size: float
+) -> Spot | None:
+    """The spot farthest from the other lines, and near its own."""
+    best: tuple[float, Spot] | None = None
+    for spot in _candidates(curve, length * CHARACTER * size, LINE * size, room, phone=size > 1):
+        if any(_overlap(spot.box, other) for other in taken):
+            continue
+        score = min((_distance(spot.box, other) for other in others), default=FAR)
+        score = min(score, FAR) + 0.3 * min(_distance(spot.box, curve), 6.0)
+        if best is None or score > best[0] + 1e-9:
+            best = (score, spot)
+    return None if best is None else best[1]
+
+
+def _candidates(curve: Curve, width: float, height: float, room: Box, *, phone: bool) -> list[Spot]:
+    """Spots beside, above and below points along the line that lie in the room."""
     x, y = curve
-    boxes = []
+    spots = []
     for at in np.unique(np.linspace(0, x.size - 1, TRIES).astype(int)) if x.size else []:
         a, b = float(x[at]), float(y[at])
-        for left, top in (
-            (a + 6, b - LINE / 2),
-            (a - width / 2, b - LINE - 4),
-            (a - width / 2, b + 4),
-            (a - width - 6, b - 8),
+        for left, top, anchor, from_left in (
+            (a + 6, b - height / 2, "start", 0.0),
+            (a - width / 2, b - height - 4, "middle", width / 2),
+            (a - width / 2, b + 4, "middle", width / 2),
+            (a - width - 6, b - height / 2, "end", width),
         ):
-            box = (left, top, left + width, top + LINE)
+            box = (left, top, left + width, top + height)
             if box[0] >= room[0] + 2 and box[1] >= room[1] and box[2] <= room[2] and box[3] <= room[3]:
-                boxes.append(box)
-    return boxes
+                spots.append(Spot(left + from_left, box[3] - 4, anchor, box, phone))
+    return spots
 
 
 def _overlap(a: Box, b: Box) -> bool:
