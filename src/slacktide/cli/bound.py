@@ -1,8 +1,9 @@
 """Tell what no policy can pass: an upper bound of the rate at which the SLO can be met, for this very trace.
 
 `bound` holds for any scheduler, even one that knows all arrivals and output lengths: above it, some stretch of time is
-too short for what falls due in it, bursts included. `sustained` is what no scheduler can keep up for ever on requests
-like these; a short run may pass it. Both count the requests that may miss (1 - target) as if they cost nothing.
+too short for what falls due in it, bursts included. `sustained` is what no scheduler can keep up for ever when these
+requests come again and again; a short run may pass it. Both count the requests that may miss (1 - target) as if they
+cost nothing, and take it that nobody preempts requests to find them in the prefix cache again.
 
 example:
   slacktide bound --trace azure-conv --num-prompts 2000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50

@@ -6,8 +6,8 @@ Both price work by `step_prices`: whoever schedules, it takes at least that long
   requests must miss that the rest fits, the costliest first at best. Misses of stretches that share no request add up.
   The bound is a rate from which on more requests must miss than may, at every rate. It knows all arrivals and lengths,
   and holds for the very requests that a policy is tried on, bursts included.
-- `sustained`: the same with the whole load and no end: n / (cost of the requests that must be met). A short run can
-  pass it, for it may end with work left over; no policy can go on above it.
+- `sustained`: the same with the requests repeated for ever: n / (cost of the requests that must be met). A short run
+  can pass it, for it may end with work left over; no policy can go on above it.
 
 Decodes of requests in time are limited by how many such requests can be open at once (Little's law, exactly, on the
 trace): at low rates the weights of the model are read for few of them.
@@ -25,7 +25,7 @@ from slacktide.core.kernels import compiled
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.errors import InputError
 from slacktide.metrics.slo import MODES
-from slacktide.search.demand import demand_of, most_open
+from slacktide.search.demand import demand_of, most_open, most_open_for_ever
 from slacktide.search.evaluate import NEEDS_SLO
 from slacktide.search.scenario import Scenario, Setup, prepare
 from slacktide.search.step_prices import Domain, Prices, StepPoints, step_points
@@ -118,11 +118,16 @@ class Bound:
         if not np.isfinite(np.minimum(self.demand.ttft, self.demand.finish)).any():
             raise InputError(f"no request has a first-token or end-to-end target: {NEEDS_SLO}")
         self.own_rate, self.n = workload.rate, len(workload)
-        self.may_miss = math.floor(self.n * (1 - target) + 1e-9)
+        self.misses = self.n * (1 - target)
+        self.may_miss = math.floor(self.misses + 1e-9)
         longest = int((workload.num_prompt_tokens + workload.num_output_tokens).max())
         config = setup.config
         domain = Domain(
-            config.max_num_batched_tokens, config.max_num_seqs, longest, config.num_blocks * config.block_size
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            longest,
+            config.num_blocks * config.block_size,
+            self.demand.shared,
         )
         self.points: StepPoints = step_points(setup.profile.latency, domain)
         d = self.demand
@@ -141,9 +146,9 @@ class Bound:
         )
         self._prices: dict[tuple[float, float], list[Prices]] = {}
 
-    def prices(self, rate: float) -> list[Prices]:
-        """Valid prices at `rate` (a factor on the trace's own) and below."""
-        seats, context = most_open(self.demand, rate)
+    def prices(self, rate: float, *, for_ever: bool = False) -> list[Prices]:
+        """Valid prices at `rate` (a factor on the trace's own) and below; `for_ever`: for the trace repeated."""
+        seats, context = (most_open_for_ever if for_ever else most_open)(self.demand, rate)
         key = (float(np.append(self.points.seats, np.inf)[np.searchsorted(self.points.seats, seats)]), context)
         if key not in self._prices:
             d = self.demand
@@ -183,12 +188,19 @@ class Bound:
         return False
 
     def sustained(self, prices: list[Prices]) -> float:
-        """Requests/s at which the costs of those that must be met fill all time."""
+        """Requests/s at which the costs of those that must be met fill all time.
+
+        Over many rounds of the trace the share of misses may be met exactly, so that a part of a request may miss. A
+        round's least cost is convex in its misses: no round gains by leaving its own to another.
+        """
         d, least = self.demand, math.inf
         for at in prices:
             prefill, decode = self.costs(at)
             cost = prefill + d.decodes * decode + min(at.e, at.p) * d.decodes * (d.context + (d.decodes - 1) / 2)
-            kept = np.sort(cost)[: self.n - self.may_miss].sum()
+            cost.sort()
+            whole = self.n - math.ceil(self.misses - 1e-9)
+            part = self.n - whole - self.misses  # of the cheapest that may miss in part
+            kept = cost[:whole].sum() + (part * cost[whole] if part > 0 else 0.0)
             least = min(least, self.n / kept if kept > 0 else math.inf)
         return least
 
@@ -215,7 +227,7 @@ def capacity_bound(
             break
     sustained, above = math.inf, math.inf
     for _ in range(ROUNDS):
-        found = bound.sustained(bound.prices(above / bound.own_rate)) * (1 + SLACK)
+        found = bound.sustained(bound.prices(above / bound.own_rate, for_ever=True)) * (1 + SLACK)
         if not found < sustained * (1 - RESOLUTION):
             break
         sustained = above = found
@@ -248,20 +260,24 @@ def _least_impossible(bound: Bound, prices: list[Prices], high: float) -> float 
 def bound_of_scenario(scenario: Scenario, *, target: float = 0.99) -> dict[str, Any]:
     """`capacity_bound` of a scenario at any rate, with what it was computed for. Raises InputError.
 
-    Without an arrival process, data without times get Poisson arrivals, as in a goodput search.
+    Without an arrival process, data without times get Poisson arrivals, as in a goodput search. `bound` is a rate as
+    one asks for it (`--rate`): drawn arrivals, a rotated trace, or one without its oversized requests come a little
+    slower or faster than that.
     """
     own_times = _has_own_times(scenario)
     if not own_times and (scenario.arrival or "trace") == "trace" and scenario.burstiness is None:
         scenario = replace(scenario, arrival="poisson")
     kind = parse_arrival(scenario.arrival or "trace").kind
-    if kind in ("closed", "ramp"):
+    if kind in ("closed", "ramp", "onoff"):
         raise InputError(
-            f"a bound needs arrivals with a rate to vary, not --arrival {kind}: use trace, poisson, gamma or onoff"
+            f"a bound needs arrivals that a rate only stretches, not --arrival {kind}: use trace, poisson or gamma"
         )
-    setup = prepare(replace(scenario, rate=None if own_times else 1.0))
+    setup = prepare(replace(scenario, rate=1.0))
     found = capacity_bound(
         setup.workload, setup, mode=scenario.slo_mode, target=target, late_tolerance=scenario.late_tolerance
     )
+    if found["bound"] is not None:
+        found["bound"] /= setup.workload.rate
     return {
         **profile_facts(setup.profile), "trace": setup.workload.name,
         "slo": scenario.slo, "seed": scenario.seed, "notes": list(setup.workload.notes),

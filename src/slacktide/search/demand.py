@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from slacktide.core.types import FloatArray, IntArray
 from slacktide.search.scenario import Setup
+from slacktide.search.step_prices import has_potential
 from slacktide.sim.config import never_fits
 from slacktide.workload.requests import Workload
 
@@ -18,7 +20,7 @@ class Demand:
 
     `prefill` tokens and `attention` (units of `step_prices`) that each must compute itself; `decodes`; `context` = its
     prompt; `ttft`, `tbt` (0: all at the end), and `finish`: seconds from its arrival until it has to be done (infinite
-    without a target).
+    without a target). `shared`: most leading tokens of any prompt that others have as well.
     """
 
     arrival: FloatArray
@@ -29,6 +31,7 @@ class Demand:
     ttft: FloatArray
     tbt: FloatArray
     finish: FloatArray
+    shared: int = 0
 
 
 def demand_of(workload: Workload, setup: Setup, mode: str, late_tolerance: float) -> Demand:
@@ -39,12 +42,11 @@ def demand_of(workload: Workload, setup: Setup, mode: str, late_tolerance: float
     """
     prompt = workload.num_prompt_tokens
     shared = _shared_prefix(workload) if setup.config.enable_prefix_caching else np.zeros(len(prompt), dtype=np.int64)
-    potential = setup.profile.latency.potential
-    squares = not potential(np.array([1.0]))[0] > 0
+    latency = setup.profile.latency
 
     def work(x: IntArray) -> FloatArray:
         tokens = x.astype(np.float64)
-        return tokens * tokens / 2 if squares else np.asarray(potential(tokens))
+        return np.asarray(latency.potential(tokens)) if has_potential(latency) else tokens * tokens / 2
 
     decodes = np.maximum(workload.num_output_tokens - 1, 0).astype(np.float64)
     later = np.where(decodes > 0, decodes * workload.slo_tbt, 0.0)
@@ -58,6 +60,7 @@ def demand_of(workload: Workload, setup: Setup, mode: str, late_tolerance: float
         prefill=counts * (prompt - shared), attention=counts * (work(prompt) - work(shared)),
         decodes=counts * decodes, context=prompt.astype(np.float64),
         ttft=np.minimum(workload.slo_ttft, workload.slo_e2e), tbt=np.where(np.isfinite(pace), pace, 0.0), finish=finish,
+        shared=int(shared.max()),
     )  # fmt: skip
 
 
@@ -93,3 +96,21 @@ def most_open(demand: Demand, rate: float) -> tuple[float, float]:
     size = demand.context + demand.decodes
     seats, context = (np.cumsum(np.concatenate([v, -v])[order]).max() for v in (np.ones(len(begin)), size))
     return float(seats), float(context)
+
+
+def most_open_for_ever(demand: Demand, rate: float) -> tuple[float, float]:
+    """`most_open` where the requests come again and again, one mean gap after the last: more of them overlap."""
+    if not np.isfinite(demand.finish).all() or not math.isfinite(rate):
+        return math.inf, math.inf
+    n = len(demand.arrival)
+    begin = demand.arrival / rate
+    period = float(begin[-1]) * n / (n - 1)
+    rounds = np.floor(demand.finish / period)
+    rest = demand.finish - rounds * period
+    size = demand.context + demand.decodes
+    twice = replace(
+        demand, arrival=np.concatenate([begin - period, begin]), finish=np.tile(rest, 2),
+        context=np.tile(demand.context, 2), decodes=np.tile(demand.decodes, 2),
+    )  # fmt: skip
+    seats, context = most_open(twice, 1.0)
+    return seats + float(rounds.sum()), context + float((rounds * size).sum())

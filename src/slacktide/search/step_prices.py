@@ -32,6 +32,7 @@ from slacktide.core.latency_tables import TablesModel, uniform_curve
 from slacktide.core.packing import MONOTONE
 from slacktide.core.types import BoolArray, FloatArray
 from slacktide.errors import InputError
+from slacktide.metrics.slo import TIME_TOLERANCE
 
 RATIO, RATIO_OTHERS = 1.6, 1.08
 """Step from one node to the next beyond the tables' own. Tables: only the supporting lines and the limits of tokens and
@@ -59,12 +60,26 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """What steps the engine can run: token budget, seats, longest context of a row, KV tokens in all."""
+    """What steps the engine can run: token budget, seats, longest context of a row, KV tokens in all.
+
+    `shared`: most leading tokens of a row whose KV others may hold as well; they count in each row's context, but once
+    in `kv_tokens`.
+    """
 
     max_tokens: int
     max_seqs: int
     max_context: int
     kv_tokens: int
+    shared: int = 0
+
+    def holds(self, decodes: FloatArray, context: FloatArray) -> BoolArray:
+        """Whether the KV memory holds so many rows of that mean context."""
+        return np.asarray(decodes * np.maximum(context - self.shared, 0.0) <= self.kv_tokens)
+
+    @property
+    def longest(self) -> int:
+        """Longest context of a row that the memory holds."""
+        return max(min(self.max_context, self.kv_tokens + self.shared), 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,12 +110,20 @@ class StepPoints:
 
         Only decodes up to `most_decodes` and context up to `most_context` tokens a step earn, prefills only in steps of
         at most `longest_prefill` seconds, decodes in steps of at most `longest_decode`: what in-time requests can be.
+        A prefill row in a longer step can only be that of a preempted request, in place of a decode: there all decodes
+        that are possible at all must be paid for.
         """
         at = int(np.searchsorted(self.seats, most_decodes))
         most = self.seats[at] if at < len(self.seats) else math.inf  # a node, where the minimum may have its kink
-        prefills, decoding = self.least <= longest_prefill, self.least <= longest_decode
+        # A step that is too long by no more than the judge forgives is not too long.
+        prefills = self.least <= longest_prefill + 2 * TIME_TOLERANCE
+        decoding = self.least <= longest_decode + 2 * TIME_TOLERANCE
+        decodes = np.minimum(self.decodes, most)
         context = np.where(self.low_context >= CAPPED * most_context, most_context, self.context)
-        earned = (prefills * self.prefill, decoding * np.minimum(self.decodes, most), decoding * context)
+        again = ~prefills & (self.prefill > 0)
+        decodes = np.where(again, min(most, float(self.seats[-1])), decodes)
+        context = np.where(again, min(most_context, float(self.context.max())), context)
+        earned = (prefills * self.prefill, decoding * decodes, decoding * context)
         a = np.stack(earned, axis=1)
         p, d, e = _dual(a, self.time, np.array(work, dtype=np.float64)) * (1 - SAFETY)
         return Prices(float(p), self.attention, float(d), float(e))
@@ -110,6 +133,8 @@ def _dual(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
     """max c y  s.t.  a y <= b, y >= 0, by cutting planes; the answer is feasible for all rows of `a`."""
     from scipy.optimize import linprog
 
+    if not c.any():  # nobody needs anything: any prices do
+        return np.zeros(3)
     scale = np.where(a.max(axis=0) > 0, a.max(axis=0), 1.0)
     unit = a / scale
     chosen: BoolArray = np.zeros(len(b), dtype=bool)
@@ -128,6 +153,11 @@ def _dual(a: FloatArray, b: FloatArray, c: FloatArray) -> FloatArray:
         chosen[np.argpartition(load, -64)[-64:]] = True
     worst = max(float((unit @ y / b).max()), 1.0)
     return np.asarray(y / worst / scale)
+
+
+def has_potential(latency: LatencyModel) -> bool:
+    """Whether prefill attention is paid by the model's potential; else attended pairs are its unit."""
+    return isinstance(latency, TablesModel) and latency.prefill is None
 
 
 def step_points(latency: LatencyModel, domain: Domain) -> StepPoints:
@@ -151,6 +181,8 @@ def _nodes(low: float, high: float, ratio: float, *grids: FloatArray) -> FloatAr
 
 def _minorant(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     """The largest convex curve below `values` (at 0, 1, ...), and a slope of it at each point."""
+    if len(values) == 1:
+        return values, np.zeros(1)
     hull: list[int] = []
     for i in range(len(values)):
         while len(hull) > 1:
@@ -194,10 +226,10 @@ def _of_tables(model: TablesModel, domain: Domain) -> StepPoints:
     )
     inc = model.increment
     chunk_grids = [g.nodes[0] for g in (model.prefill, inc) if g is not None]
-    n_grids, ctx_grids = [g.nodes[-2] for g in (model.decode, inc) if g is not None], [model.decode.nodes[-1]]
+    n_grids, ctx_grids = ([g.nodes[axis] for g in (model.decode, inc) if g is not None] for axis in (-2, -1))
     chunks = _nodes(1, domain.max_tokens, RATIO, *chunk_grids)
     seats = _nodes(1, min(domain.max_seqs, domain.max_tokens), RATIO, *n_grids)
-    contexts = _nodes(1, max(min(domain.max_context, domain.kv_tokens), 2), RATIO, *ctx_grids)
+    contexts = _nodes(1, domain.longest, RATIO, *ctx_grids)
     none = np.zeros(1)
     parts = [
         _corners(model, domain, curves, chunks, none, none),
@@ -218,7 +250,7 @@ def _corners(
     i, j, k = (cell.ravel() for cell in cells)
     # A cell whose every step lacks tokens or KV memory is none.
     possible = axes[0][0, i] + axes[1][0, j] <= domain.max_tokens
-    possible &= axes[1][0, j] * axes[2][0, k] <= domain.kv_tokens
+    possible &= domain.holds(axes[1][0, j], axes[2][0, k])
     i, j, k = i[possible], j[possible], k[possible]
     middle_tokens = axes[0][:, i].mean(axis=0) + axes[1][:, j].mean(axis=0)
     prefills = float(chunks[-1] > 0)
@@ -245,20 +277,27 @@ def _corners(
 
 
 def _attention(model: TablesModel, chunks: FloatArray, seats: FloatArray, contexts: FloatArray) -> FloatArray:
-    """Least attention time at the nodes beyond what `w` pays for: float64[chunks, seats, contexts]."""
+    """Least attention time at the nodes beyond what `w` pays for: float64[chunks, seats, contexts].
+
+    With `skew` a longer context than the mean may count: the least from there on.
+    """
     p, n, x = np.meshgrid(chunks, seats, contexts, indexing="ij")
     total = np.where((p > 0) & (model.prefill is None), model.prefill_launch, 0.0)
     if seats[-1] == 0:
         return np.asarray(total)
     if chunks[-1] == 0:
-        return np.asarray(total + model.decode.interpolate([n, x], (False, False)))
-    if model.increment is None:
-        return np.asarray(total + model.interference * model.decode.interpolate([n, x], (False, False)))
-    beside = [
-        model.increment.interpolate([p, np.full(p.shape, u), n, x], (True, True, False, False))
-        for u in model.increment.nodes[1]
-    ]
-    return np.asarray(total + np.min(beside, axis=0))
+        decode = model.decode.interpolate([n, x], (False, False))
+    elif model.increment is None:
+        decode = model.interference * model.decode.interpolate([n, x], (False, False))
+    else:
+        beside = [
+            model.increment.interpolate([p, np.full(p.shape, u), n, x], (True, True, False, False))
+            for u in model.increment.nodes[1]
+        ]
+        decode = np.min(beside, axis=0)
+    if model.skew > 0:
+        decode = np.minimum.accumulate(decode[..., ::-1], axis=2)[..., ::-1]
+    return np.asarray(total + decode)
 
 
 def _attention_price(model: TablesModel, chunks: FloatArray, domain: Domain) -> float:
@@ -278,18 +317,18 @@ def _attention_price(model: TablesModel, chunks: FloatArray, domain: Domain) -> 
 
 def _of_monotone(model: LatencyModel, domain: Domain) -> StepPoints:
     """The time of each cell's lowest corner with the work of its highest; prefill attention earns nothing."""
-    chunks = np.concatenate([[0.0], _nodes(1, domain.max_tokens, RATIO_OTHERS)])
-    seats = np.concatenate([[0.0], _nodes(1, min(domain.max_seqs, domain.max_tokens), RATIO_OTHERS)])
-    contexts = _nodes(1, max(min(domain.max_context, domain.kv_tokens), 2), RATIO_OTHERS)
+    chunks = _nodes(1, domain.max_tokens, RATIO_OTHERS)
+    seats = _nodes(1, min(domain.max_seqs, domain.max_tokens), RATIO_OTHERS)
+    contexts = _nodes(1, domain.longest, RATIO_OTHERS)
 
     def cells(nodes: FloatArray, zero: bool) -> tuple[FloatArray, FloatArray]:
         """(low, high) of each cell; 0 is a cell of its own: no such rows."""
-        low, high = nodes[:-1], nodes[1:]
-        return (np.append(low[1:], 0.0), np.append(high[1:], 0.0)) if zero else (low, high)
+        low, high = (nodes[:-1], nodes[1:]) if len(nodes) > 1 else (nodes, nodes)
+        return (np.append(low, 0.0), np.append(high, 0.0)) if zero else (low, high)
 
     sides = [cells(chunks, True), cells(seats, True), cells(contexts, False)]
     low, high = ([axis.ravel() for axis in np.meshgrid(*(side[k] for side in sides), indexing="ij")] for k in (0, 1))
-    keep = (low[0] + low[1] > 0) & (low[0] + low[1] <= domain.max_tokens) & (low[1] * low[2] <= domain.kv_tokens)
+    keep = (low[0] + low[1] > 0) & (low[0] + low[1] <= domain.max_tokens) & domain.holds(low[1], low[2])
     low, high = [v[keep] for v in low], [v[keep] for v in high]
     shapes = np.zeros((int(keep.sum()), s.SHAPE_SIZE))
     shapes[:, s.PREFILL_TOKENS] = low[0]
