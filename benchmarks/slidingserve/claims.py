@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from arms import OVERLOAD, rungs, setting
+from arms import KINDS, OVERLOAD, rungs, setting
 from common import LLAMA, QWEN
 from scipy.special import stdtrit
 from stats import Cells, percent
@@ -36,11 +36,16 @@ Pair = tuple[str, str, str, str]
 
 def counted(found: Cells, pairs: list[Pair]) -> tuple[str, str]:
     """(verdict, evidence) of "the first beats the second" over those cells."""
-    got = [r for r in (found.ratio(*pair) for pair in pairs) if r is not None]
+    got, groups = [], defaultdict(list)
+    for pair in pairs:
+        ratio = found.ratio(*pair)
+        if ratio is not None:
+            got.append(ratio)
+            groups[KINDS.get(pair[2], pair[2]), pair[3]].append(ratio[0])
     if not got:
         return "not run", ""
     better, worse = sum(low > 1 for _, low, _ in got), sum(high < 1 for _, _, high in got)
-    middle, low, high = over_cells([r for r, _, _ in got])
+    middle, low, high = over_groups(list(groups.values()))
     span = f"{percent(min(r for r, _, _ in got))} to {percent(max(r for r, _, _ in got))}"
     evidence = (
         f"better in {better}, worse in {worse} of {len(got)} cells for certain; cells from {span}, their mean "
@@ -54,11 +59,14 @@ def counted(found: Cells, pairs: list[Pair]) -> tuple[str, str]:
     return "holds on average" if low > 1 else "does not hold on average" if high < 1 else "not shown", evidence
 
 
-def over_cells(ratios: list[float]) -> tuple[float, float, float]:
-    """Geometric mean over cells and Student's 95 % interval, cells taken as independent; one cell tells no interval."""
-    logs = np.log(ratios)
+def over_groups(groups: list[list[float]]) -> tuple[float, float, float]:
+    """Geometric mean over groups of cells and Student's 95 % interval; one group tells no interval.
+
+    A group is one kind of data on one GPU: its cells run the same settings on alike requests, and count as one.
+    """
+    logs = np.array([np.mean(np.log(ratios)) for ratios in groups])
     if logs.size == 1:
-        return ratios[0], 0.0, float("inf")
+        return float(np.exp(logs[0])), 0.0, float("inf")
     half = stdtrit(logs.size - 1, 0.975) * logs.std(ddof=1) / np.sqrt(logs.size)
     return float(np.exp(logs.mean())), float(np.exp(logs.mean() - half)), float(np.exp(logs.mean() + half))
 

@@ -71,6 +71,21 @@ def test_a_claim_counts_only_what_its_interval_carries(parts):
     assert parts["claims"].counted(cells, [("a", "x", "d", "p")])[0] == "not run"
 
 
+def test_cells_of_one_kind_are_no_more_than_one(parts):
+    """Two alike cells in favour and one against: as three of their own they would carry less doubt than there is."""
+    over = parts["claims"].over_groups
+    middle, low, high = over([[1.2, 1.3], [1.0]])
+    assert middle == pytest.approx(math.sqrt(math.sqrt(1.2 * 1.3)))
+    assert low < 1 < high
+    assert over([[1.2, 1.3]]) == (pytest.approx(math.sqrt(1.2 * 1.3)), 0.0, math.inf)
+    rows = [row(p, seed, r) | {"data": data} for data in ("arxiv-v1", "arxiv-v2") for seed in range(3)
+            for p, r in (("a", 1.1 + 0.5 * (seed == 0)), ("b", 1.0 + 0.5 * (seed == 1)))]  # fmt: skip
+    cells = parts["stats"].Cells(rows)
+    verdict, evidence = parts["claims"].counted(cells, [("a", "b", d, "p") for d in ("arxiv-v1", "arxiv-v2")])
+    assert verdict == "not shown"  # one kind tells no interval
+    assert "of 2 cells" in evidence
+
+
 def test_data_have_the_papers_lengths_and_seeds_differ(parts, tmp_path, monkeypatch):
     data = parts["datasets"]
     monkeypatch.setattr(data, "HERE", tmp_path)
