@@ -14,7 +14,7 @@ from slacktide.core.exclusive import Costs
 from slacktide.core.exclusive_hazard import fit_costs
 from slacktide.core.shape import FIELD_NAMES
 from slacktide.errors import InputError
-from slacktide.search.advise import Steps
+from slacktide.search.advise import Steps, _choose
 from slacktide.vllm.steplog import StepLine, step_json
 
 COSTS = Costs(0.005, 5e-5, 0.010, 1e-4, 0.011, 1.5e-4)
@@ -83,6 +83,17 @@ def test_numbers_are_the_theorys(tmp_path, capsys):
     assert len(curves["concurrency"]) == len(curves["exclusive"]) == len(curves["mixed"])
     ahead = np.array(curves["exclusive"]) > np.array(curves["mixed"])
     assert ahead.tolist() == (np.array(curves["concurrency"]) >= found["n_cross"]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("attainment", "expected"),
+    [((0.9, 0.95), ("exclusive", "attainment")), ((0.95, 0.9), ("mixed", "attainment")),
+     ((0.0, 0.0), ("exclusive", "throughput")), ((0.95, 0.945), ("exclusive", "throughput"))],
+)  # fmt: skip
+def test_equal_attainment_leaves_it_to_throughput_and_says_so(attainment, expected):
+    modes = zip(("mixed", "exclusive"), attainment, (10.0, 11.0), strict=True)
+    outcome = {mode: {"attainment": met, "request_throughput": rate} for mode, met, rate in modes}
+    assert _choose(outcome, "attainment") == expected
 
 
 def test_by_attainment_with_an_slo_and_the_stock_line(tmp_path, capsys):

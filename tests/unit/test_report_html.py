@@ -261,6 +261,15 @@ def test_an_advice(tmp_path: Path) -> None:
     found = look(written(tmp_path, "advise.json", an_advice()))
     assert found.headings[0].startswith("Use exclusive batching for rtx at 128 requests")
     text = page(read_source(tmp_path))
+    assert found.headings[0].endswith(
+        "(decided by throughput; chance that exclusive is faster by the closed forms 99.0 %)."
+    )
+    by_slo = an_advice() | {"decided_by": "attainment"}
+    modes = by_slo["simulated"]
+    by_slo["simulated"] = {
+        mode: modes[mode] | {"attainment": met} for mode, met in (("mixed", 0.9), ("exclusive", 0.95))
+    }
+    assert "(decided by attainment, 95.0 against 90.0 %; chance" in answer(written(tmp_path, "advise.json", by_slo))
     for words in ("+6.0 % (95 %: +1.0 to +10.0 %)", "from 73 requests on (95 %: from 20 to never)", "memory-safe"):
         assert words in text, words
     assert {"concurrency", "theta"} <= set(found.ids)

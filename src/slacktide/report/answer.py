@@ -165,10 +165,14 @@ def _advise(data: dict[str, Any]) -> str:
     other = "mixed" if mode == "exclusive" else "exclusive"
     mine, its = (data["simulated"][m]["request_throughput"] for m in (mode, other))
     chance = data["chance_exclusive"] if mode == "exclusive" else 1 - data["chance_exclusive"]
+    met, rival = (data["simulated"][m].get("attainment") for m in (mode, other))
+    by = data["decided_by"]
+    if by == "attainment" and met is not None and rival is not None:
+        by += f", {percent(met)} against {percent(rival)} %"
     return (
         f"Use {mode} batching for {data['profile']} at {data['concurrency']:,} requests in the system: simulated "
-        f"{number(mine)} req/s, {other} {number(its)} (decided by {data['decided_by']}; chance that {mode} is faster "
-        f"by the closed forms {percent(chance)} %)."
+        f"{number(mine)} req/s, {other} {number(its)} (decided by {by}; chance that {mode} is faster by the closed "
+        f"forms {percent(chance)} %)."
     )
 
 

@@ -18,13 +18,16 @@ import numpy as np
 
 from slacktide.core.types import FloatArray
 from slacktide.report.axes import Axis, linear_ticks, log_ticks, nines, short
-from slacktide.report.labels import place
+from slacktide.report.labels import CHARACTER, LINE, PHONE, Box, place
 
 WIDTH, HEIGHT = 560, 300
 """Units of a drawing: two stand side by side in a page of 1,180 pixels at their natural size."""
 
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 26, 46
 """Margins: the left one holds "99.99" in the larger type of a phone, the upper one the name of a target."""
+
+BAR, MOST_BARS = 7, 20
+"""Height of an interval's bar, and how many find room above one another."""
 
 MAX_POINTS = 240
 """Points of a line: one for every two units of the plot."""
@@ -58,7 +61,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line across the plot, or a stripe: at x (or y) `value`, from `low` to `high` where given."""
+    """A line across the plot at x (or y) `value`; a bar at its foot (a stripe) from `low` to `high` where given."""
 
     value: float
     text: str
@@ -252,8 +255,9 @@ def _mark(mark: Mark, x: Axis, y: Axis, *, stripe: bool) -> str:
             max(low, min(axis.start, axis.start + axis.length)),
             min(high, max(axis.start, axis.start + axis.length)),
         )
-        if mark.axis == "x":
-            box = f'x="{low:.1f}" y="{TOP}" width="{max(high - low, 1):.1f}" height="{HEIGHT - TOP - BOTTOM}"'
+        if mark.axis == "x":  # at the foot, above one another: stripes of full height would hide the bands
+            foot = HEIGHT - BOTTOM - BAR - (BAR + 2) * ((mark.run or 0) % MOST_BARS)
+            box = f'x="{low:.1f}" y="{foot}" width="{max(high - low, 1):.1f}" height="{BAR}"'
         else:
             box = f'x="{LEFT}" y="{low:.1f}" width="{WIDTH - LEFT - RIGHT}" height="{max(high - low, 1):.1f}"'
         return f'<rect class="stripe {mark.colour}{of_run}" {box}/>'
@@ -265,10 +269,18 @@ def _mark(mark: Mark, x: Axis, y: Axis, *, stripe: bool) -> str:
         where = f'x="{side:.1f}" y="{TOP - 7}" text-anchor="{anchor}"'
         line = f'x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"'
     else:
-        where = f'x="{LEFT + 6}" y="{at - 4:.1f}"'
+        where = f'x="{WIDTH - RIGHT - 4}" y="{at - 4:.1f}" text-anchor="end"'
         line = f'x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"'
     label = f'<text class="marktext {mark.colour}{of_run}" {where}>{text}</text>' if text else ""
     return f'<line class="mark {mark.colour}{of_run}" {line}/>{label}'
+
+
+def _written(mark: Mark, y: Axis) -> Box:
+    """What the text of a mark across the plot covers; nothing for others, which stand above it."""
+    if mark.axis == "x" or not mark.text or not math.isfinite(mark.value):
+        return 0.0, 0.0, 0.0, 0.0
+    at, right = float(y.at(mark.value)), WIDTH - RIGHT - 4
+    return right - len(mark.text) * CHARACTER * PHONE, at - LINE * PHONE, right, at
 
 
 def _names(chart: Chart, x: Axis, y: Axis) -> list[str]:
@@ -281,7 +293,8 @@ def _names(chart: Chart, x: Axis, y: Axis) -> list[str]:
         xs, ys, _ = thin(series, x)
         known = np.isfinite(xs) & np.isfinite(ys)
         curves.append((x.at(xs[known]), y.at(ys[known])))
-    spots = place(curves, [len(s.name) for s in named], (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM))
+    room = (LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM)
+    spots = place(curves, [len(s.name) for s in named], room, [_written(mark, y) for mark in chart.marks])
     out = []
     for series, spot in zip(named, spots, strict=True):
         if spot is not None:

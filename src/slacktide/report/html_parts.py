@@ -109,7 +109,9 @@ def settings_of(runs: Sequence[Run]) -> str:
     commands = list(dict.fromkeys(str(run.record["command"]) for run in runs if run.record.get("command")))
     out = "".join(command_block(text) for text in commands)
     drawn = runs[:MAX_DRAWN]
-    keys = list(dict.fromkeys(key for run in drawn for key in run.record if key not in _NO_SETTINGS))
+    searched = any("evaluations" in run.record for run in drawn)
+    hidden = _NO_SETTINGS | (_FOUND if searched else set())
+    keys = list(dict.fromkeys(key for run in drawn for key in run.record if key not in hidden))
     texts = {key: [flat(run.record.get(key)) for run in drawn] for key in keys}
     shared = [[key, of[0]] for key, of in texts.items() if len(set(of)) == 1 and of[0]]
     own = [key for key, of in texts.items() if len(set(of)) > 1 and key != "policy"]
@@ -125,6 +127,9 @@ _NO_SETTINGS = {
     "rate_low", "rate_high", "confidence", "wall_time",
 }  # fmt: skip
 """Parts of a record that are outcomes, or told elsewhere."""
+
+_FOUND = {"rate", "bound", "steps_outside"}
+"""The same of a search's record."""
 
 
 def command_block(text: str) -> str:

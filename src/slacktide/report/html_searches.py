@@ -29,16 +29,24 @@ def goodput_sections(source: Source) -> list[Section]:
         Column("goodput req/s", lambda r: r.get("rate"), number, +1, key="rate"),
         Column("low", lambda r: r.get("rate_low"), number, key="rate_low"),
         Column("high", lambda r: r.get("rate_high"), number, key="rate_high"),
+        Column("% of bound", _of_bound, percent, +1, key="bound"),
         Column("runs", lambda r: len(r["evaluations"]), count, key="evaluations"),
     )
     rows = [(run.name, run.record, curves.colour(i)) for i, run in enumerate(runs)]
     target = f"Highest rate at which {percent(runs[0].record['target'])} % of all arrivals meet the SLO."
+    if any(_of_bound(run.record) is not None for run in runs):
+        target += " Bound: the rate that no policy can pass on these requests (slacktide bound)."
     table = figures_table(rows, columns, target, "policy")
     chart = f'<div class="charts one">{figure(searches.goodput_chart(runs))}</div>'
     return [
         ("Goodput", table + chart),
         ("Settings, and the command to repeat it", _told(source) + settings_of(runs)),
     ]
+
+
+def _of_bound(record: dict[str, Any]) -> float | None:
+    rate, bound = record.get("rate"), record.get("bound")
+    return rate / bound if type(bound) is float and bound > 0 and rate is not None else None
 
 
 def sweep_sections(source: Source) -> list[Section]:

@@ -40,13 +40,13 @@ class Spot:
     """It has room in a phone's type, too."""
 
 
-def place(curves: Sequence[Curve], lengths: Sequence[int], room: Box) -> list[Spot | None]:
+def place(curves: Sequence[Curve], lengths: Sequence[int], room: Box, written: Sequence[Box] = ()) -> list[Spot | None]:
     """A spot for each name, or None where there is no room. `lengths` in characters, `room` as x0, y0, x1, y1; y grows
-    downwards."""
+    downwards. `written`: boxes of other texts."""
     found: list[Spot | None] = []
     for i, (curve, length) in enumerate(zip(curves, lengths, strict=True)):
         others = [other for j, other in enumerate(curves) if j != i]
-        taken = [spot.box for spot in found if spot is not None]
+        taken = [*written, *(spot.box for spot in found if spot is not None)]
         best = _best(curve, others, length, room, taken, PHONE)
         found.append(best or _best(curve, others, length, room, taken, 1.0))
     return found

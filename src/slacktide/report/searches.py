@@ -87,9 +87,9 @@ def goodput_chart(runs: list[Run]) -> Chart:
     return Chart(
         "attainment", "Attainment against rate", "requests per second", "% of arrivals in time", series,
         y_scale="tail", marks=marks, x_range=x_range,
-        note=f"Dashes down: the goodput, with its {interval} as a stripe. Dots: simulated rates, a dot a seed; hollow: "
-        "stopped early, so no more than this. Lines: the falling curve nearest to the rates at which no seed was "
-        f"stopped. {BANDS}",
+        note=f"Dashes down: the goodput, with its {interval} as a bar at the foot. Dots: simulated rates, a dot a "
+        "seed; hollow: stopped early, so no more than this. Lines: the falling curve nearest to the rates at which no "
+        f"seed was stopped. {BANDS}",
         head=["policy", "req/s", "% in time", "95 % interval", "seeds"], rows=rows,
     )  # fmt: skip
 
@@ -171,8 +171,8 @@ def sweep_chart(runs: list[Run], figure: str, title: str, unit: str) -> Chart | 
             rows.append([name, f"{v:g}", show(mean), interval, str(len(points[v]))])
     note = "Band: 95 % interval of the mean over the seeds." if any(s.band for s in series) else ""
     return Chart(
-        f"sweep-{figure}", title, axis, unit, series, percent=is_share, note=BANDS if is_share and note else note,
-        head=["policy", axis, title, "95 % interval", "runs"], rows=rows,
+        f"sweep-{figure}", title, "rate (requests/s)" if axis == "rate" else axis, unit, series, percent=is_share,
+        note=BANDS if is_share and note else note, head=["policy", axis, title, "95 % interval", "runs"], rows=rows,
     )  # fmt: skip
 
 

@@ -121,7 +121,7 @@ def _check(kind: str, data: dict[str, Any], file: Path) -> None:
         for name, kinds in (("lead_interval", (int, float)), ("n_cross_interval", (int, type(None)))):
             if len(data[name]) != 2 or not all(type(end) in kinds for end in data[name]):
                 raise InputError(f"{file}: {name}: expected two numbers, found {str(data[name])[:40]}")
-        modes = {"request_throughput": (int, float)}
+        modes = {"request_throughput": (int, float), "attainment": (int, float, type(None))}
         for mode in ("exclusive", "mixed"):
             _check_fields(data["simulated"].get(mode), modes, f"{file}: simulated.{mode}")
         for name in ("concurrency", "exclusive", "mixed", "theta", "exclusive_over_theta", "mixed_at_concurrency"):

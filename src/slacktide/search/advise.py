@@ -122,9 +122,10 @@ def advise(
     result["fit_error"] = _fit_error(table, costs)
     outcome = {mode: {key: summary.get(key) for key in KEYS} for mode, (summary, _) in runs.items()}
     by = "attainment" if scenario.slo and (scenario.max_concurrency or scenario.rate) else "throughput"
+    recommendation, decided_by = _choose(outcome, by)
     return {
-        "recommendation": _choose(outcome, by),
-        "decided_by": by,
+        "recommendation": recommendation,
+        "decided_by": decided_by,
         **result,
         "load": {"prompt": load.prompt, "output": load.output, "requests": len(setup.workload)},
         **profile_facts(setup.profile),
@@ -273,15 +274,15 @@ def _fit_error(steps: Steps, costs: Costs) -> float:
     return float(np.median(np.abs(model.reference(shapes) / steps.seconds - 1)))
 
 
-def _choose(outcome: dict[str, dict[str, Any]], by: str) -> str:
-    """The better mode; attainment first where it decides, throughput otherwise and where attainment is equal."""
+def _choose(outcome: dict[str, dict[str, Any]], by: str) -> tuple[str, str]:
+    """The better mode, and by what; attainment first where it decides, throughput otherwise and where it is equal."""
     mixed, exclusive = outcome["mixed"], outcome["exclusive"]
     if by == "attainment":
         gain = (exclusive["attainment"] or 0.0) - (mixed["attainment"] or 0.0)
         if abs(gain) > NEAR_TIE:
-            return "exclusive" if gain > 0 else "mixed"
+            return "exclusive" if gain > 0 else "mixed", by
     gain = exclusive["request_throughput"] / mixed["request_throughput"] - 1
-    return "exclusive" if gain > NEAR_TIE else "mixed"
+    return "exclusive" if gain > NEAR_TIE else "mixed", "throughput"
 
 
 def _stock(scenario: Scenario, setup: Setup, by: str, tick: Callable[[int], None]) -> dict[str, Any]:
