@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("demo-results/engine"))
     args = parser.parse_args()
     schedulers = [("vLLM stock", ["--stock"])] + [(f"{p} on vLLM", ["--policy", p]) for p in args.policy or [POLICY]]
+    print(f"{len(schedulers)} replays of {args.seconds:.0f} s; let the machine do nothing else meanwhile", flush=True)
     records: list[dict[str, Any]] = []
     work: Workload | None = None
     for label, flags in schedulers:

@@ -114,7 +114,7 @@ def test_without_matplotlib_the_table_is_shown_and_says_what_is_missing(comparis
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     text = comparison._repr_html_()
     Page(text)
-    assert "slacktide[report]" in text
+    assert "pip install matplotlib" in text
     assert "<img" not in text
 
 

@@ -253,3 +253,19 @@ def test_a_note_names_the_runs_that_it_is_about(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "note: all", "note: a, b: some", "note: a: c: own", "note: c, seed 1: own"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_descriptions_fit_the_terminal_and_stay_commands(monkeypatch, width):
+    import shlex
+
+    monkeypatch.setenv("COLUMNS", str(width))
+    for name in frame.VERBS:
+        verb = frame.load_verb(name)
+        shown = frame._filled(verb.__doc__ or "")
+        if width == 80:
+            assert max(map(len, shown.splitlines())) <= width, name
+        written, printed = (
+            text.partition("example:\n")[2].replace("\\\n", " ") for text in (verb.__doc__ or "", shown)
+        )
+        assert shlex.split(printed) == shlex.split(written), name

@@ -110,5 +110,5 @@ def test_what_cannot_be_drawn(tmp_path: Path) -> None:
 def test_without_matplotlib_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("matplotlib")] + ["matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(InputError, match=r"figures need matplotlib .*slacktide\[report\]"):
+    with pytest.raises(InputError, match=r"figures need matplotlib .*pip install matplotlib"):
         compare_figure([run(served(2), "a")], tmp_path / "x.png")

@@ -2,7 +2,9 @@
 
 For bash, put it where completions are found by themselves:
   slacktide completion bash > ~/.local/share/bash-completion/completions/slacktide
-For zsh: slacktide completion zsh > ~/.slacktide-completion.zsh, and in ~/.zshrc: source ~/.slacktide-completion.zsh
+For zsh, into a file that ~/.zshrc reads with `source`:
+  slacktide completion zsh > ~/.slacktide-completion.zsh
+
 It holds this version's names of policies, profiles and traces: print it again after an update.
 
 example:

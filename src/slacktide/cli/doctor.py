@@ -131,7 +131,7 @@ def _report_extra() -> Check:
     try:
         return Check("report extra", "ok", f"matplotlib {importlib.metadata.version('matplotlib')}")
     except importlib.metadata.PackageNotFoundError:
-        return Check("report extra", "note", "not installed: no figures", "pip install 'slacktide[report]'")
+        return Check("report extra", "note", "not installed: no figures", "pip install matplotlib")
 
 
 def _vllm() -> Check:

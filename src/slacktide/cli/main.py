@@ -15,8 +15,11 @@ import errno
 import importlib
 import io
 import os
+import re
 import shlex
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol, cast
@@ -30,18 +33,18 @@ VERBS: dict[str, tuple[str, str]] = {
     "goodput": ("slacktide.cli.goodput", "find the highest rate at which each policy meets the SLO"),
     "bound": ("slacktide.cli.bound", "tell the highest rate that any policy could reach, for comparison"),
     "sweep": ("slacktide.cli.sweep", "simulate a grid of settings and policies, on all cores"),
-    "advise": ("slacktide.cli.advise", "exclusive or mixed batching for this GPU, model and load, with the numbers"),
+    "advise": ("slacktide.cli.advise", "prompts and decodes in one step or apart? for a GPU, model, load"),
     "serve": ("slacktide.cli.serve", "start vLLM's server with one of our policies as its scheduler"),
     "bench": ("slacktide.cli.bench", "replay a trace against an OpenAI-compatible server, and judge it"),
-    "profile": ("slacktide.cli.profile", "measure an engine, and write the profile that the simulator runs on"),
-    "fit": ("slacktide.cli.fit", "fit a latency model to measured steps: step logs, designed steps, benchmark results"),
-    "validate": ("slacktide.cli.validate", "replay a trace on a real engine and in the simulator: how far apart?"),
+    "profile": ("slacktide.cli.profile", "measure an engine; write the profile that the simulator runs on"),
+    "fit": ("slacktide.cli.fit", "fit a latency model to measured steps or benchmark results"),
+    "validate": ("slacktide.cli.validate", "how far is the simulator from a real engine? one trace on both"),
     "top": ("slacktide.cli.top", "watch a running server in the terminal"),
     "report": ("slacktide.cli.report", "print a result: ours, or a detailed one of vllm bench"),
     "policies": ("slacktide.cli.policies", "list the scheduling policies and their parameters"),
     "profiles": ("slacktide.cli.profiles", "list the GPU and model profiles, with their sources"),
     "traces": ("slacktide.cli.traces", "list the packaged traces, with their sources"),
-    "cite": ("slacktide.cli.cite", "print the papers and data behind policies, profiles, traces or a result"),
+    "cite": ("slacktide.cli.cite", "print the papers and data behind policies, profiles or a result"),
     "completion": ("slacktide.cli.completion", "print a script that completes our commands in bash or zsh"),
     "doctor": ("slacktide.cli.doctor", "check versions, vLLM and what this machine can run"),
 }
@@ -129,7 +132,7 @@ def _top_help() -> str:
     verbs = "\n".join(f"  {verb:<{width}}  {line}" for verb, (_, line) in VERBS.items())
     return f"""usage: slacktide VERB [arguments]
 
-Schedules LLM inference: which requests get how many tokens in every engine step.
+Schedules LLM inference: which requests get how many tokens in every step.
 
 verbs:
 {verbs}
@@ -137,18 +140,20 @@ verbs:
   slacktide VERB --help   arguments of a verb, with an example
   slacktide --version     version of slacktide
 
-Every verb takes --json (one JSON document on standard output), --out DIR, --seed N and --quiet.
+Every verb takes --json (one JSON document on standard output), --out DIR,
+--seed N and --quiet.
 """
 
 
 FIRST_STEPS = """Where to start (no GPU needed):
 
   # which scheduler serves this trace best on this GPU?
-  slacktide compare --trace azure-conv --num-prompts 1000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 --rate 19 \\
+  slacktide compare --trace azure-conv --num-prompts 1000 --rate 19 \\
+    --profile h100/llama-3-8b --slo ttft:1000,tbt:50 \\
     --policy vllm-v1,sliding,tide
   # how many requests per second does each carry within its targets?
-  slacktide goodput --trace azure-conv --num-prompts 1000 --profile h100/llama-3-8b --slo ttft:1000,tbt:50 \\
-    --policy vllm-v1,tide
+  slacktide goodput --trace azure-conv --num-prompts 1000 \\
+    --profile h100/llama-3-8b --slo ttft:1000,tbt:50 --policy vllm-v1,tide
   # what can this machine run: vLLM, the plug-in, figures?
   slacktide doctor
 
@@ -203,12 +208,34 @@ def load_verb(name: str) -> Verb:
     return cast("Verb", importlib.import_module(VERBS[name][0]))
 
 
+def _filled(description: str) -> str:
+    """A description in lines that fit the terminal; its commands, which are indented, are broken before a flag."""
+    width = max(40, shutil.get_terminal_size().columns - 2)  # argparse's own, for the flags below it
+
+    def command(line: str) -> str:
+        lines = [""]
+        for part in re.split(r" (?=--|> )", line):
+            if lines[-1] and len(lines[-1]) + len(part) + 3 > width:
+                lines.append("   ")
+            lines[-1] += f" {part}" if lines[-1] else part
+        return " \\\n".join(lines)
+
+    def paragraph(text: str) -> str:
+        if "\n " not in text:
+            return textwrap.fill(text, width, break_on_hyphens=False)
+        if max(map(len, text.splitlines())) <= width:
+            return text
+        return "\n".join(map(command, text.replace(" \\\n    ", " ").splitlines()))
+
+    return "\n\n".join(map(paragraph, description.strip().split("\n\n")))
+
+
 def parser_of(name: str, verb: Verb) -> OneLineParser:
     """The parser of a verb, with the arguments that every verb has."""
     from slacktide.cli.options import add_common
 
     passes_on = getattr(verb, "PASSES_ON", False)
-    parser = OneLineParser(f"slacktide {name}", (verb.__doc__ or "").strip(), passes_on=passes_on)
+    parser = OneLineParser(f"slacktide {name}", _filled(verb.__doc__ or ""), passes_on=passes_on)
     verb.add_arguments(parser)
     add_common(parser)
     return parser
@@ -232,6 +259,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except OSError as error:
+        if error.errno == errno.ENOENT and _is_nowhere():
+            return _complain("the current directory does not exist any more: change to another one")
         # A path the user named, or an output that takes no more; any other is a defect of ours and keeps its traceback.
         if error.filename is None and error.errno not in _OUTPUT_ERRORS:
             raise
@@ -239,6 +268,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse ends this way, after help (0) or an error (2)
         return stop.code if isinstance(stop.code, int) else EXIT_INPUT
     return status
+
+
+def _is_nowhere() -> bool:
+    """Somebody removed the directory that we are in."""
+    try:
+        os.getcwd()  # noqa: PTH109 - that it may fail is the point
+    except OSError:
+        return True
+    return False
 
 
 def _open_streams() -> None:

@@ -90,8 +90,15 @@ def emit(args: argparse.Namespace, name: str, value: Any, show: Callable[[], Non
         show()
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", right: Sequence[int] = ()) -> None:
-    """Print a table on standard output; `right` are the columns of numbers."""
+def table(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    right: Sequence[int] = (),
+    whole: Sequence[int] = (),
+) -> None:
+    """Print a table on standard output; `right` are the columns of numbers, `whole` those never broken, to copy."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -101,7 +108,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str =
     style = box.SIMPLE_HEAD if lines_fit else box.ASCII
     drawn = Table(title=title or None, title_justify="left", box=style, pad_edge=False)
     for i, column in enumerate(columns):
-        drawn.add_column(column, justify="right" if i in right else "left", overflow="fold")
+        drawn.add_column(column, justify="right" if i in right else "left", overflow="fold", no_wrap=i in whole)
     for row in rows:
         drawn.add_row(*(Text(cell) for cell in row))  # Text: a bracket in a cell is no markup
     if sys.stdout.isatty():

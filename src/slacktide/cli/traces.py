@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
 def _show(found: list[dict[str, Any]]) -> None:
     rows = []
     for trace in found:
-        times = "yes" if trace["timed"] else "no, needs --rate"
+        times = "yes" if trace["timed"] else "no"
         rows.append([trace["name"], f"{trace['rows']:,}", times, trace["description"], trace["licence"]])
-    table(["trace", "requests", "times", "what it is", "licence"], rows, right=[1])
+    table(["trace", "requests", "times", "what it is", "licence"], rows, right=[1], whole=[0])
+    print("Traces without arrival times need --rate.")
     print("Sources and attributions: slacktide traces --json")

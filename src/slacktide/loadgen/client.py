@@ -60,7 +60,7 @@ def open_session(url: str, headers: dict[str, str]) -> aiohttp.ClientSession:
     try:
         import aiohttp
     except ImportError:
-        raise InputError("slacktide bench needs aiohttp: pip install 'slacktide[bench]'") from None
+        raise InputError("slacktide bench needs aiohttp: pip install aiohttp") from None
     local = any(host in url for host in ("//127.", "//localhost", "//[::1]"))
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),

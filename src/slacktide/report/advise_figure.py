@@ -21,7 +21,7 @@ def advise_figure(advice: dict[str, Any], path: str | os.PathLike[str], *, dpi: 
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError(f"figures need matplotlib ({error}): pip install 'slacktide[report]'") from error
+        raise InputError(f"figures need matplotlib ({error}): pip install matplotlib") from error
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)

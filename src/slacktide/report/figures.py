@@ -69,7 +69,7 @@ def _draw(runs: Sequence[tuple[Record, RunLog]]) -> Any:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise InputError(f"figures need matplotlib ({error}): pip install 'slacktide[report]'") from error
+        raise InputError(f"figures need matplotlib ({error}): pip install matplotlib") from error
 
     logs = [log for _, log in runs]
     names = _short([f"{r.get('label') or r.get('policy')}{' (oracle)' if r.get('oracle') else ''}" for r, _ in runs])

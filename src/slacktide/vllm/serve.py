@@ -84,11 +84,12 @@ def check_installed() -> str:
     """The installed vLLM in words. Raises InputError when there is none, or one that the plug-in does not know."""
     first, end = SUPPORTED
     known = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
+    wanted = f">={first[0]}.{first[1]},<{end[0]}.{end[1]}"
     found = installed()
     if found is None:
         raise InputError(
-            f"slacktide serve needs vLLM {known} in this environment ({sys.prefix}): pip install 'slacktide[vllm]', or "
-            "see https://docs.vllm.ai/en/stable/getting_started/installation/"
+            f"slacktide serve needs vLLM {known} in this environment ({sys.prefix}): pip install 'vllm{wanted}', "
+            "or see https://docs.vllm.ai/en/stable/getting_started/installation/"
         )
     name, version = found
     numbers = re.match(r"(\d+)\.(\d+)", version)
