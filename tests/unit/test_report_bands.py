@@ -35,8 +35,10 @@ def test_student_over_seeds_by_hand() -> None:
     # t(0.975, 2) = 4.3027; the sample's deviation of .90, .92, .94 is .02
     assert student_half([0.90, 0.92, 0.94]) == pytest.approx(4.3027 * 0.02 / math.sqrt(3), rel=1e-4)
     assert math.isnan(student_half([0.9]))
-    assert share_interval([0.90, 0.92, 0.94], 10) == pytest.approx((0.8703, 0.9697), abs=1e-4)
+    assert share_interval([0.90, 0.92, 0.94], 10_000) == pytest.approx((0.8703, 0.9697), abs=1e-4)
+    assert share_interval([0.90, 0.92, 0.94], 0) == pytest.approx((0.8703, 0.9697), abs=1e-4)
     assert share_interval([0.5, 1.0, 1.0], 10)[1] == 1.0
+    assert share_interval([1.0, 1.0, 1.0], 100) == wilson(1.0, 100)  # seeds that agree are no certainty
     assert share_interval([0.8], 10) == wilson(0.8, 10)
 
 
@@ -59,10 +61,10 @@ def test_a_rates_interval_is_over_its_seeds_or_of_its_only_one() -> None:
     low, high = line.band
     assert (low[0], high[0]) == pytest.approx(wilson(0.998, 1000))
     half = 4.3027 * 0.002 / math.sqrt(3)
-    assert (low[1], high[1]) == pytest.approx((0.992 - half, 0.992 + half), abs=1e-6)
+    assert (low[1], high[1]) == pytest.approx((wilson(0.992, 1000)[0], 0.992 + half), abs=1e-6)
     assert [row[1:] for row in chart.rows] == [
         ["3.00", "99.8", "99.3 to 99.9", "1"],
-        ["4.00", "99.2", "98.7 to 99.7", "3"],
+        ["4.00", "99.2", "98.4 to 99.7", "3"],
         ["4.40", "at most 98.8", "stopped early", "2"],
         ["8.00", "at most 90.0", "stopped early", "1"],
     ]

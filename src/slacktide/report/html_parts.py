@@ -43,7 +43,7 @@ def plain_table(head: Sequence[str], rows: Sequence[Sequence[str]], caption: str
     for row in rows:
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row[1:])
         body += f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
-    named = f"<caption>{escape(caption)}</caption>" if caption else ""
+    named = f"<caption><span>{escape(caption)}</span></caption>" if caption else ""
     return (
         f'<div class="wide" tabindex="0"><table>{named}<thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     )
@@ -81,8 +81,8 @@ def figures_table(
         swatch = f'<i class="{of}"></i>' if of else ""
         body += f'<tr><th scope="row">{swatch}{escape(name)}</th>{cells}</tr>'
     return (
-        f'<div class="wide" tabindex="0"><table><caption>{escape(caption)}</caption><thead><tr><th scope="col">'
-        f"{escape(first)}</th>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f'<div class="wide" tabindex="0"><table><caption><span>{escape(caption)}</span></caption><thead><tr>'
+        f'<th scope="col">{escape(first)}</th>{top}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 

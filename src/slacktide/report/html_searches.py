@@ -129,7 +129,7 @@ _ADVISED = (
 def validate_sections(source: Source) -> list[Section]:
     """A validation: each figure simulated and measured, then the whole summaries."""
     data = source.data
-    head = ["figure", "measured", "spread of the real runs", "simulated", "error", "bar", "verdict"]
+    head = ["figure", "measured", "spread", "simulated", "error", "bar", "verdict"]
     rows = []
     for row in data["rows"]:
         cells = ["-" if row[name] is None else number(row[name]) for name in ("measured", "spread", "simulated")]
@@ -137,12 +137,15 @@ def validate_sections(source: Source) -> list[Section]:
         rows.append([row["figure"], *cells, shares[0], shares[1].lstrip("+"), verdict_of(row)])
     summaries = [(f"measured {i + 1}", summary, "") for i, summary in enumerate(data["measured"])]
     summaries.append(("simulated", data["simulated"], ""))
-    hidden = {"rows", "measured", "simulated", "text", "notes", "command"}
-    settings = [[key, flat(value)] for key, value in data.items() if key not in hidden]
+    hidden = {"rows", "measured", "simulated", "text", "notes", "command", "ok"}
+    settings = [[key, flat(value)] for key, value in data.items() if key not in hidden and value is not None]
     return [
         ("Figure by figure", plain_table(head, rows, _JUDGED)),
         ("All runs", figures_table(summaries, SERVED, "Times in milliseconds.", "run", best=False)),
-        ("Settings, and the command to repeat it", _told(source) + plain_table(["setting", "value"], settings)),
+        (
+            "Settings, and the command to repeat it",
+            f'{_told(source)}<div class="settings">{plain_table(["setting", "value"], settings)}</div>',
+        ),
     ]
 
 

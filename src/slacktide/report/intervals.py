@@ -33,8 +33,15 @@ def student_half(values: Sequence[float]) -> float:
 
 
 def share_interval(shares: Sequence[float], n: int) -> tuple[float, float]:
-    """Of a mean share: Student's over the seeds, Wilson's where one alone was run, of n requests."""
+    """Of a mean share: Student's over the seeds, and at least Wilson's of n requests; that alone with one seed.
+
+    Seeds that agree, as at 100 % or where all replay one trace, say nothing of requests that nobody drew.
+    """
+    middle = float(np.mean(shares))
+    low, high = wilson(middle, n)
     if len(shares) < 2:
-        return wilson(shares[0], n)
-    middle, half = float(np.mean(shares)), student_half(shares)
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+        return low, high
+    half = student_half(shares)
+    if n <= 0:
+        low = high = middle
+    return max(min(middle - half, low), 0.0), min(max(middle + half, high), 1.0)

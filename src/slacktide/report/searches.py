@@ -16,8 +16,8 @@ from slacktide.report.source import Run
 from slacktide.report.tables import number, percent
 
 BANDS = (
-    "Band: 95 % interval, Student's over the seeds; where one seed ran alone Wilson's, which is too narrow for bursts "
-    "and carries that seed's luck."
+    "Band: 95 % interval, Student's over the seeds, at least Wilson's; where one seed ran, Wilson's alone, which is "
+    "too narrow for bursts and carries that seed's luck."
 )
 
 
