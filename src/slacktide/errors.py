@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 MAX_CONTAINING = 4
 """Names shown that contain the one given: `h100` is part of a dozen profiles."""
+MAX_KNOWN = 24
+"""Names shown where none is near: all policies, and not all hundred profiles."""
 
 
 class InputError(ValueError):
@@ -24,5 +26,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
     near = near or [choice for choice in choices if name and name.lower() in choice.lower()][:MAX_CONTAINING]
-    found = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(choices)}"
+    more = f", ... ({len(choices)} in all)" if len(choices) > MAX_KNOWN else ""
+    found = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(choices[:MAX_KNOWN])}{more}"
     return InputError(f"unknown {kind} {name!r}: {found}{' ' + hint if hint else ''}")

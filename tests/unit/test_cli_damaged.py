@@ -174,6 +174,8 @@ def test_first_lines_of_measurements(call, head, part):
     ("line", "part"),
     [
         (step(0, duration_s=HUGE), "line 5: field duration_s"),
+        (step(0, duration_s=1e308), "line 5: field duration_s"),
+        (step(0, prefill_square=1e308), "line 5: field prefill_square"),
         (step(0, num_tokens=HUGE), "line 5: field num_tokens"),
         (step(0, turn_s="x"), "line 5: field turn_s: found 'x'"),
         (step(0, t="x"), "line 5: field t: found 'x'"),
@@ -210,9 +212,11 @@ CSV = "duration_ms,num_prefill_tokens,num_decodes\n" + "".join(
 )
 
 
+MEANS = ("--profile", "h100/llama-3-8b", "--mean-prompt", 100, "--mean-output", 5, "--max-concurrency", 4)
+
+
 def advise(call, name):
-    means = ("--mean-prompt", 100, "--mean-output", 5, "--max-concurrency", 4, "--num-prompts", 20)
-    return call("advise", "--profile", "h100/llama-3-8b", *means, "--step-log", name, "--json")
+    return call("advise", *MEANS, "--num-prompts", 20, "--step-log", name, "--json")
 
 
 @pytest.mark.parametrize(
@@ -221,6 +225,8 @@ def advise(call, name):
         (CSV.replace("num_decodes", "num_decodes,num_decodes", 1).replace("\n", ",1\n")[:-3], "called 'num_decodes'"),
         (CSV.replace("\n", ",1\n").replace("num_decodes,1", "num_decodes,duration"), "both tell a step's time"),
         (CSV + "9" * 200_000 + ",1,1\n", "field larger than field limit"),
+        (CSV + "5,1e300,1\n", "row 61: duration_ms=5"),
+        (CSV.replace("duration_ms", "duration") + "1e5,1,1\n", "row 61: duration=100000"),
     ],
 )
 def test_step_logs_as_tables(call, text, part):
@@ -347,6 +353,18 @@ def test_a_step_log_as_a_timeline(call):
     assert "--timeline alone" in refused(call("report", "steps.jsonl", "--timeline", "x.json", "--html", "y.html"))
 
 
+@pytest.mark.parametrize("value", [HUGE, 1e300, -1, None, "x", [], {}, float("nan"), True])
+def test_numbers_of_a_step_log(call, value):
+    good = [step(i, num_running=1, num_waiting=0, num_free_blocks=9, prefill_tokens=0) for i in range(5)]
+    for name in ("start", "duration_s", "prefill_tokens", "num_waiting"):
+        write_steps([*good[:2], good[2] | {name: value}, *good[3:]])
+        for more in (
+            ["report", "steps.jsonl", "--timeline", "x.json"],
+            ["advise", *MEANS, "--step-log", "steps.jsonl"],
+        ):
+            assert f"line 3: {name}: expected a number from 0" in refused(call(*more))
+
+
 # ---- values and surroundings -----------------------------------------------------------------------------------------
 
 
@@ -398,6 +416,19 @@ def test_standard_output_that_takes_nothing(place):
     )  # fmt: skip
     assert done.returncode == 2
     assert done.stderr.decode() == "slacktide: error: output: Bad file descriptor\n"
+
+
+def test_a_directory_that_is_gone(place):
+    gone = place / "gone"
+    gone.mkdir()
+    line = 'cd gone; rmdir ../gone; exec "$@"'
+    command = ["simulate", "--trace", "azure-conv", "--num-prompts", "5", "--profile", "h100/llama-3-8b"]
+    done = subprocess.run(
+        ["bash", "-c", line, "_", sys.executable, "-m", "slacktide", *command, "--policy", "fcfs", "--out", "x"],
+        capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
 
 
 def test_doctor_of_an_account_without_a_home(monkeypatch):

@@ -111,7 +111,8 @@ def read_steps(path: Path) -> Steps:
         if values[column].ndim != 1:
             raise InputError(f"{path}: column {column}: expected numbers, found lists of them")
     seconds, prompt, decodes = values[name] * scale, values["num_prefill_tokens"], values["num_decodes"]
-    good = np.isfinite(seconds) & (seconds > 0) & (prompt >= 0) & (decodes >= 0) & (prompt + decodes > 0)
+    good = (seconds > 0) & (seconds < MAX_STEP) & (prompt >= 0) & (decodes >= 0)
+    good &= (prompt + decodes > 0) & (prompt + decodes < MAX_TOKENS)
     if not good.all():
         row = int(np.flatnonzero(~good)[0])
         raise InputError(
@@ -126,6 +127,8 @@ def read_steps(path: Path) -> Steps:
 TIME_COLUMNS = {"duration_ms": 1e-3, "step_time_ms": 1e-3, "duration": 1.0, "step_time": 1.0}
 """Columns that may hold a step's time, and their unit in seconds."""
 MIN_STEPS = 20
+MAX_STEP, MAX_TOKENS = 1e4, 1e9
+"""Seconds, and tokens, of a step: beyond, a unit was mistaken (milliseconds for seconds)."""
 
 
 def _columns(path: Path) -> dict[str, list[Any]]:

@@ -32,6 +32,8 @@ LOG_WEIGHT = 0.1
 """What a step of a log counts beside a designed point: neighbours in a log are nearly copies of one another."""
 MIN_GAPS = 20
 """Pairs of steps from which the host's share is fitted."""
+MAX_STEP, MAX_SHAPE = 1e4, 1e16
+"""Seconds of a step, and numbers of its shape (squares of 100 million tokens): beyond, a unit was mistaken."""
 LONGEST_GAP = 1.0
 """Seconds between two steps beyond which the engine had nothing to do, whatever the log suggests."""
 
@@ -150,8 +152,9 @@ def shapes_of(path: Path, lines: Sequence[dict[str, Any]], first: int = 1) -> tu
     for i, line in enumerate(lines):
         for j, name in enumerate(names):
             value = line.get(name)
-            if not is_number(value) or value < 0 or (j == 0 and value <= 0):  # type: ignore[operator]
-                wanted = "seconds above 0" if j == 0 else "a number of at least 0"
+            most = MAX_STEP if j == 0 else MAX_SHAPE
+            if not is_number(value) or not 0 <= value <= most or (j == 0 and value == 0):  # type: ignore[operator]
+                wanted = f"seconds above 0, at most {most:g}" if j == 0 else f"a number of at least 0, at most {most:g}"
                 found = "nothing" if value is None else repr(value)[:40]
                 at = line.number if isinstance(line, Line) else first + i
                 raise InputError(f"{path}: line {at}: field {name}: found {found}, expected {wanted}")

@@ -73,28 +73,41 @@ def _ran(lines: list[dict[str, Any]]) -> list[tuple[float, float]]:
 
 def read_step_log(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a plug-in's step log. Raises InputError naming the line."""
-    needed = ("start", "duration_s", "num_running", "num_waiting", "num_free_blocks")
     lines: list[dict[str, Any]] = []
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: cannot read this step log ({error})") from error
-    rows = text.splitlines()
+    rows = text.split("\n")
     for number, row in enumerate(rows, 1):
+        if not row.strip():
+            continue
         try:
             line = json.loads(row)
-            missing = [
-                name for name in needed if not isinstance(line[name], (int, float)) or not math.isfinite(line[name])
-            ]
-        except ValueError as error:
-            if number == len(rows) and not text.endswith("\n"):
+        except (ValueError, RecursionError) as error:
+            if number == len(rows):
                 break  # the engine was writing it
             raise InputError(f"{path}, line {number}: expected a JSON object, found {row[:40]!r}") from error
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{path}, line {number}: expected a step with {', '.join(needed)} (no {error})") from error
-        if missing or line["duration_s"] < 0:
-            raise InputError(f"{path}, line {number}: {(missing or ['duration_s'])[0]}: expected a number from 0")
+        _check(line, f"{path}, line {number}")
         lines.append(line)
     if not lines:
         raise InputError(f"{path}: no step in this log")
     return lines
+
+
+NEEDED = ("start", "duration_s", "num_running", "num_waiting", "num_free_blocks")
+MAX_NUMBER = 1e12
+"""Of any field: beyond every count, and beyond Unix time in seconds by far (milliseconds would pass for it)."""
+
+
+def _check(line: Any, where: str) -> None:
+    """Raise InputError unless `line` is a step: what is needed is there, and every number is one."""
+    if not isinstance(line, dict) or (absent := [name for name in NEEDED if name not in line]):
+        lacks = f" (no {absent[0]!r})" if isinstance(line, dict) else f", found {str(line)[:40]!r}"
+        raise InputError(f"{where}: expected a step with {', '.join(NEEDED)}{lacks}")
+    for name, value in line.items():
+        counted = name in NEEDED or name in ("prefill_tokens", "num_decodes")
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        least = 0 if counted else -MAX_NUMBER
+        if (counted and not number) or (number and not least <= value <= MAX_NUMBER):
+            raise InputError(f"{where}: {name}: expected a number from 0, found {str(value)[:40]}")
