@@ -16,6 +16,8 @@ LOW_ATTAINMENT, HIGH_KV, LARGE_ERROR = 0.95, 0.95, 0.3
 """Shown in red: below this attainment, above this KV use (preemptions are near), above this error of step times."""
 LEAST_BESIDE, SLACK_WIDTH = 76, 30
 """Columns of a screen that holds both histograms side by side, and of the second one."""
+SLACK_EDGES = (0.1, 1.0, 0.02, 0.5, 5.0, 0.05, 0.2, 2.0)
+"""Seconds to a deadline at which lines part, as many as find room: some steps, a wait that is felt, one step."""
 
 
 def draw(view: View, *, url: str, clock: str, width: int = 80, height: int = 24, blocks: bool = True) -> list[Line]:
@@ -89,8 +91,9 @@ def _slack(view: View) -> Line:
         return []
     style = BAD if view.slack_late > 1 - LOW_ATTAINMENT else ""
     return [
-        (f"   late {100 * view.slack_late:.0f} %", style),
-        (f"  slack p1 {_time(view.slack[0])} p50 {_time(view.slack[1])}", ""),
+        ("   slack ", DIM),
+        (f"late {100 * view.slack_late:.0f} %", style),
+        (f"  p1 {_time(view.slack[0])}  p50 {_time(view.slack[1])}", ""),
     ]
 
 
@@ -144,10 +147,9 @@ def _classes(view: View, full: str, room: int) -> list[Line]:
 def _histograms(view: View, width: int, full: str, room: int) -> list[Line]:
     """Step times, measured beside predicted, and how near the next deadlines are; one line a bin, `room` lines in all.
 
-    Where lines are few, the shortest step times are put together, and the deadlines that are far away.
+    Where lines are few, the shortest step times are put together. Deadlines have the same lines from look to look.
     """
     steps = [each for each in view.step_bins if each[1] or each[2]]
-    slack = [(bound, share) for bound, share in view.slack_bins if bound > 0 and share]
     if room < 3 or not steps:
         return []
     head, steps = steps[: -(room - 1)], steps[-(room - 1) :]
@@ -159,10 +161,10 @@ def _histograms(view: View, width: int, full: str, room: int) -> list[Line]:
     lines = _panel("step time", ["measured", "predicted"], rows, left, full)
     if not beside:
         return lines
-    near, far = slack[: room - 3], slack[room - 3 :]
-    rows = [("late", [view.slack_late or 0.0]), *((_upto(bound), [share]) for bound, share in near)]
-    if far:
-        rows.append((_upto(far[-1][0]), [math.fsum(share for _, share in far)]))
+    rows, low = [], -math.inf
+    for edge in sorted([0.0, math.inf, *SLACK_EDGES[: room - 3]]):
+        rows.append((_upto(edge) if edge else "late", [math.fsum(s for b, s in view.slack_bins if low < b <= edge)]))
+        low = edge
     right = _panel("due in", ["of next tokens"], rows, SLACK_WIDTH, full)
     return [_beside(a, b, left + 2) for a, b in zip_longest(lines, right, fillvalue=[])]
 
