@@ -23,7 +23,11 @@ pytestmark = pytest.mark.skipif(BINARY is None, reason="no Chromium here")
 
 
 def browse(tmp_path: Path, visit: Callable[[Browser, Path], Awaitable[None]]) -> None:
-    runs = [Run(*overloaded(name)) for name in ("vllm-v1", "sliding")]
+    runs = []
+    for name in ("vllm-v1", "sliding"):
+        record, log, decisions = overloaded(name)
+        label = f"{name}:{'a_parameter=1,' * (name == 'sliding')}b=2"  # long and short names must find room
+        runs.append(Run(record | {"label": label}, log, decisions))
     file = tmp_path / "page.html"
     write_html(file, Source("runs", runs, {}, "test"))
 
