@@ -12,6 +12,7 @@ example:
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from slacktide.cli import options
@@ -67,4 +68,7 @@ def _write(args: argparse.Namespace, runs: list[tuple[dict[str, Any], Any]]) -> 
     except InputError as error:
         told = f"wrote {args.out}, without a figure: {error}"
     write_json(args.out / COMPARE, {"runs": [record for record, _ in runs]})
-    return [told]
+    if args.html is not None:
+        return [told]
+    page = shlex.join(["slacktide", "report", str(args.out), "--html", str(args.out / "report.html")])
+    return [told, f"to look at it: {page}"]
