@@ -235,7 +235,8 @@ def _spec(name: str, given: list[str], engine: Mapping[str, Callable[[str], Any]
     label = name + "".join(
         f"{',' if i else ':'}{key}={_text(value)}" for i, (key, value) in enumerate(parameters.items())
     )
-    overrides = {key: value for key, value in parameters.items() if key in engine}
+    # `none` leaves an engine setting that is a parameter, too, to the engine.
+    overrides = {key: value for key, value in parameters.items() if key in engine and value is not None}
     spec = PolicySpec(name=name, cls=cls, parameters=parameters, engine=overrides, label=label)
     spec.build()  # a value that the policy itself refuses must be found before anything runs
     return spec

@@ -10,7 +10,6 @@ completed, and its zeros then enter the means (seen as https://github.com/tensto
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,10 @@ DURATION_SLACK = 0.01
 
 MAX_TOKENS = 1e9
 """Longest prompt or output believed: a hundred times the largest context window any model offers."""
+
+MAX_CLOCK = 1e15
+"""Latest start, seconds on any clock: Unix time in microseconds is as large, and differences still tell microseconds
+apart no more beyond it."""
 
 _ENGINE = {
     "preemptions": "num_preemptions",
@@ -182,9 +185,7 @@ class _Reader:
         if values is None:
             self.notes.append("no start_times in the file: every request is taken to start at 0 (latencies unaffected)")
             return np.zeros(n)
-        starts = self._numbers("start_times", values, math.inf)
-        if np.isinf(starts).any():
-            raise self._bad(f"start_times[{int(np.isinf(starts).argmax())}]: expected a time, found Infinity")
+        starts = self._numbers("start_times", values, MAX_CLOCK)
         return starts - starts.min() if n else starts
 
     def _reasons(self, errors: list[Any], output: IntArray) -> Any:

@@ -7,8 +7,8 @@ server at start.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -130,7 +130,7 @@ class Settings:
 
 def _number(name: str, value: Any, low: float, *, whole: bool = False) -> None:
     kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= sys.float_info.max:
         expected = "a whole number" if whole else "a number"
         raise InputError(f"{KEY}.{name}={value!r}: expected {expected} of at least {low:g}")
 
