@@ -166,7 +166,8 @@ def _histograms(view: View, width: int, full: str, room: int) -> list[Line]:
         rows.append((_upto(edge) if edge else "late", [math.fsum(s for b, s in view.slack_bins if low < b <= edge)]))
         low = edge
     right = _panel("due in", ["of next tokens"], rows, SLACK_WIDTH, full)
-    return [_beside(a, b, left + 2) for a, b in zip_longest(lines, right, fillvalue=[])]
+    none: Line = []
+    return [_beside(a, b, left + 2) for a, b in zip_longest(lines, right, fillvalue=none)]
 
 
 def _upto(bound: float) -> str:

@@ -150,7 +150,7 @@ def sweep_chart(runs: list[Run], figure: str, title: str, unit: str) -> Chart | 
     groups: dict[str, dict[float, list[tuple[float, int]]]] = {}
     for run in runs:
         varied, value = run.record["varied"], run.summary.get(figure)
-        if not _finite(varied.get(axis)) or not _finite(value):
+        if not _finite(varied.get(axis)) or value is None or not _finite(value):
             continue
         rest = [f"{n}={_text(v)}" for n, v in varied.items() if n not in (axis, "seed")]
         name = ", ".join([str(run.record.get("policy_label") or run.record["policy"]), *rest])
