@@ -116,7 +116,9 @@ def test_parts_of_the_latest_requests_add_up(comparison: Path) -> None:
         latency = seconds.pop("latency")
         assert sum(seconds.values()) == pytest.approx(latency, abs=1e-9)
         assert latency == pytest.approx(log.end_time[request] - log.arrival_time[request])
-        assert seconds == parts_of(log, request, overloaded()[2]).seconds
+        whole = parts_of(log, request, overloaded()[2]).seconds
+        assert seconds == {name: whole[name] for name in seconds}
+        assert all(whole[name] == 0 for name in whole if name not in seconds)
 
 
 def test_what_a_page_of_a_comparison_shows(comparison: Path) -> None:

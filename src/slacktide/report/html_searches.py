@@ -129,12 +129,12 @@ _ADVISED = (
 def validate_sections(source: Source) -> list[Section]:
     """A validation: each figure simulated and measured, then the whole summaries."""
     data = source.data
-    head = ["figure", "measured", "spread", "simulated", "error", "bar", "verdict"]
+    head = ["figure", "verdict", "error", "bar", "measured", "simulated", "spread"]
     rows = []
     for row in data["rows"]:
-        cells = ["-" if row[name] is None else number(row[name]) for name in ("measured", "spread", "simulated")]
+        cells = ["-" if row[name] is None else number(row[name]) for name in ("measured", "simulated", "spread")]
         shares = ["-" if row[name] is None else f"{100 * row[name]:+.1f} %" for name in ("error", "bar")]
-        rows.append([row["figure"], *cells, shares[0], shares[1].lstrip("+"), verdict_of(row)])
+        rows.append([row["figure"], verdict_of(row), shares[0], shares[1].lstrip("+"), *cells])
     summaries = [(f"measured {i + 1}", summary, "") for i, summary in enumerate(data["measured"])]
     summaries.append(("simulated", data["simulated"], ""))
     hidden = {"rows", "measured", "simulated", "text", "notes", "command", "ok"}

@@ -28,6 +28,7 @@ def worst_table(run: Run, verdict: Verdicts, late: Lateness) -> str:
     body, longest, exact = "", 0.0, True
     parts = {i: parts_of(log, i, run.decisions) for i in rows}
     longest = max(p.total for p in parts.values())
+    names = tuple(name for name in names if any(p.seconds[name] > 0 for p in parts.values()))  # no empty columns
     for i in rows:
         found = parts[i]
         exact = exact and found.exact
