@@ -269,3 +269,15 @@ def test_descriptions_fit_the_terminal_and_stay_commands(monkeypatch, width):
             text.partition("example:\n")[2].replace("\\\n", " ") for text in (verb.__doc__ or "", shown)
         )
         assert shlex.split(printed) == shlex.split(written), name
+
+
+def test_a_policy_in_the_working_directory_is_found_by_the_installed_command_too(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "class Mine:\n    def score(self, view):\n        return view.live.arrival_time\n"
+    )
+    arguments = ["simulate", "--trace", "synthetic:prompt=16,output=4", "--num-prompts", "5", "--rate", "5",
+                 "--profile", "h100/llama-3-8b", "--policy", "mine:Mine"]  # fmt: skip
+    # -P: the working directory is not on the path, as for the script that pip makes.
+    done = subprocess.run([sys.executable, "-P", "-m", "slacktide", *arguments], cwd=tmp_path, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr

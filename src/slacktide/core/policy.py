@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -89,10 +90,17 @@ def get(name: str) -> type:
 
 def _import_class(spec: str) -> type:
     module_name, _, class_name = spec.partition(":")
+    if "" not in sys.path:
+        # A policy of one's own lies in the directory where one works; `python -m` looks there, an installed command
+        # does not. Last, so that no file there hides a module of the same name.
+        sys.path.append("")
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # a syntax error, or whatever the module's own code raises
         where = _place_of(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            where = f"; expected {module_name}.py in this directory or on PYTHONPATH, or an installed module"
+            raise InputError(f"policy {spec!r}: cannot import module {module_name!r}{where}") from error
         raise InputError(
             f"policy {spec!r}: cannot import module {module_name!r} ({type(error).__name__}: {error}{where})"
         ) from error

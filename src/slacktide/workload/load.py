@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -103,7 +104,8 @@ def _process_for(table: Trace, process: Arrival, rate: float | None, notes: list
                 f"{table.name} has no arrival times: give a rate (--rate REQUESTS_PER_SECOND) or an arrival"
                 " process (--arrival closed:concurrency=32, ramp:start=1,end=10)"
             )
-        notes.append(f"{table.name} has no arrival times: Poisson arrivals at {rate:g} requests/s")
+        how = f"Poisson arrivals at {rate:g} requests/s" if math.isfinite(rate) else "all arrive at once"
+        notes.append(f"{table.name} has no arrival times: {how}")
         return Arrival("poisson", {}), rate
     own = table.arrival_time
     if process.needs_rate and rate is None and own is not None and len(own) > 1 and own[-1] > own[0]:
