@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slacktide.core import tide as t
-from slacktide.core.kernels_tide_supply import accept
+from slacktide.core.fair import Shares
+from slacktide.core.kernels_tide_supply import ROUNDING, accept
 from slacktide.core.latency import AffineModel
 from slacktide.core.live import NUM_INT_FIELDS, PRIORITY
 from slacktide.core.pack import as_policy
@@ -23,6 +24,7 @@ from slacktide.sim.engine import EngineConfig, RunResult, simulate
 from slacktide.workload.requests import Workload
 
 TRUTH = AffineModel(alpha_p=0.01, beta_p=0.0003, alpha_d=0.008, beta_d=0.0001, kappa=0.0001)
+ONE_TENANT = Shares({}).of(())
 ENGINE = EngineConfig(max_num_batched_tokens=512, max_num_seqs=32, num_blocks=400, block_size=16)
 
 
@@ -85,11 +87,12 @@ def test_accepts_as_many_prompts_as_any_set_that_is_on_time(jobs):
     sf[t.F_SLACK, :n], sf[t.F_SERVICE, :n] = zip(*jobs, strict=True)
     unlimited = np.full(2, np.inf)
     count, _ = accept(
-        np.arange(n), np.empty(0, dtype=np.int64), 0.0, 1.0, True, unlimited, unlimited, ints, si, sf
+        np.arange(n), np.empty(0, dtype=np.int64), 0.0, 1.0, True, unlimited, unlimited, ints, si, sf,
+        ONE_TENANT,
     )  # fmt: skip
 
     def on_time(chosen: tuple[int, ...]) -> bool:
-        return all(sum(jobs[k][1] for k in chosen if k <= j) <= jobs[j][0] for j in chosen)
+        return all(sum(jobs[k][1] for k in chosen if k <= j) <= jobs[j][0] + ROUNDING for j in chosen)
 
     best = max(size for size in range(n + 1) if any(on_time(c) for c in combinations(range(n), size)))
     accepted = tuple(np.flatnonzero(si[t.I_ROLE] == t.ACCEPTED).tolist())
@@ -104,7 +107,7 @@ def test_the_less_important_gives_way():
     sf[t.F_SLACK, :n], sf[t.F_SERVICE, :n] = 1.0, (0.9, 0.5)
     ints[PRIORITY] = (0, 5)  # the long one matters more
     unlimited = np.full(2, np.inf)
-    accept(np.arange(n), np.empty(0, dtype=np.int64), 0.0, 1.0, True, unlimited, unlimited, ints, si, sf)
+    accept(np.arange(n), np.empty(0, dtype=np.int64), 0.0, 1.0, True, unlimited, unlimited, ints, si, sf, ONE_TENANT)
     assert si[t.I_ROLE].tolist() == [t.ACCEPTED, t.DEMOTED]
 
 

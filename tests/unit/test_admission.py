@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+from slacktide.core.latency import AffineModel
+from slacktide.core.live import LiveTable
+from slacktide.core.policies.tide import Tide
+from slacktide.core.types import SLO, Limits, Request, StepView
 from slacktide.vllm import estimate as estimates
 from slacktide.vllm.admission import BadField, Settings, retry_after, with_targets
 from slacktide.vllm.estimate import Estimate, Publisher, Reader
@@ -263,6 +267,25 @@ def test_an_overloaded_server_says_when_to_come_back(server, tmp_path, status):
     assert answer["error"]["code"] == status
     assert server.post({"prompt": "x", "vllm_xargs": {"slo_ttft_ms": 5000}})[0] == 200
     assert server.post(b"{broken")[0] == 200
+
+
+def test_what_tide_forecasts_is_what_the_client_hears(server, tmp_path):
+    """A step of tide's on a long queue -> its forecast -> the file -> 503 with the wait until the queue has drained."""
+    table = LiveTable()
+    for i in range(40):
+        table.append(Request(i, 0.001 * i, 400, 64, SLO(2.0, 0.2)))
+    step = AffineModel(alpha_p=0.02, beta_p=0.0005, alpha_d=0.01, beta_d=0.0001)
+    plan = Tide(reject="shed").plan(StepView(0.05, table.live, Limits(2048, 64, 16, 4000, 4000), step))
+    assert plan.why is not None
+    predicted = plan.why["predicted_ttft"]
+    assert predicted > 4
+    assert Publisher(tmp_path).publish(predicted, 0, 40, "tide")
+    server = server(reject=503, estimate_dir=str(tmp_path), slo_ttft_ms=2000)
+    status, headers, answer = server.post({"prompt": "x"})
+    assert status == 503
+    assert int(headers[b"retry-after"]) == math.ceil(predicted - 2.0) == math.ceil(plan.why["retry_after"])
+    assert "try again" in answer["error"]["message"]
+    assert server.post({"prompt": "x", "vllm_xargs": {"slo_ttft_ms": 60_000}})[0] == 200
 
 
 def test_our_own_failure_lets_the_request_through(server, monkeypatch):

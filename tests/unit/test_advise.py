@@ -212,3 +212,38 @@ def test_step_logs_that_are_refused(tmp_path, text, message):
 def test_loads_that_are_refused(tmp_path, capsys, arguments, message):
     assert main(["advise", "--profile", profile(tmp_path), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_shows_what_the_policy_of_a_step_log_learned(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    lines = []
+    for k in range(60):
+        shape = dict.fromkeys(FIELD_NAMES, 0.0) | {
+            "prefill_tokens": 64.0 * (k % 3), "num_decodes": float(1 + k % 7), "num_tokens": 64.0 * (k % 3) + 1 + k % 7,
+        }  # fmt: skip
+        learned = None
+        if k % 20 == 0:
+            tenants = {"search": {"weight": 2.0, "cost": 900.0, "share": 0.9}, "": {"weight": 1.0, "cost": 100.0,
+                       "share": 0.1}}  # fmt: skip
+            learned = {"margins": {"decode": {"steps": k + 1, "mean": 1.05, "deviation": 0.02, "factor": 1.13}},
+                       "mean_output_tokens": 200.0 + k, "ttft_targets": {"requests": 50, "quantiles": [0.5, 1.0, 2.0]},
+                       "tbt_targets": {"requests": 0, "quantiles": None}, "arrival_rate": 3.5, "miss_rate": 0.04,
+                       "tenants": tenants}  # fmt: skip
+        lines.append(step_json(StepLine(float(k), 0.01 + 1e-5 * rng.random(), None, 1e-4, "mixed",
+                                        tuple(shape.values()), 3, 0, 9, 0, "", None, learned)))  # fmt: skip
+    path = tmp_path / "steps.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    given = ("--profile", profile(tmp_path), "--max-concurrency", "32", "--step-log", str(path))
+    assert advice(capsys, *given)["learned"]["mean_output_tokens"] == 240.0  # the newest
+    main(["advise", "--mean-prompt", "256", "--mean-output", "64", "--num-prompts", "600", *given])
+    text = capsys.readouterr().out
+    for words in (
+        "what it learned", "1.050 of the predicted time", "240 on average", "1,000 ms, 5 to 95 %: 500 to 2,000",
+        "3.50 requests/s", "4.0%", "tenant search", "90.0% of the token cost, weight 2", "tenant (none)",
+    ):  # fmt: skip
+        assert words in text, words
+    assert "TBT targets" not in text
+    path.write_text("\n".join(json.dumps({k: v for k, v in json.loads(line).items() if k != "learned"})
+                              for line in lines) + "\n")  # fmt: skip
+    main(["advise", "--mean-prompt", "256", "--mean-output", "64", "--num-prompts", "600", *given])
+    assert "what it learned" not in capsys.readouterr().out

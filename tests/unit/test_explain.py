@@ -91,3 +91,17 @@ def test_simulate_and_compare_take_the_flags(tmp_path: Path, capsys: pytest.Capt
     )
     assert "request 1 of 20 under sliding" in capsys.readouterr().out
     assert main(["simulate", *SMALL, "--policy", "vllm-v1", "--explain", "20", "--quiet"]) == 2
+
+
+def test_explain_ends_with_what_tide_learned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "two.csv"
+    rows = [f"{0.05 * i},{100 + i},20,{'ab'[i % 2]}" for i in range(40)]
+    trace.write_text("arrival_s,prompt_tokens,output_tokens,tenant\n" + "\n".join(rows) + "\n")
+    told = ["simulate", "--trace", str(trace), "--profile", "h100/llama-3-8b", "--policy", "tide:tenant_weights=a:2",
+            "--slo", "ttft:500,tbt:50", "--explain", "3", "--out", str(tmp_path / "run")]  # fmt: skip
+    assert main(told) == 0
+    text = capsys.readouterr().out
+    for words in ("what it learned", "output tokens", "20 on average", "500 ms", "tenant a", "weight 2", "tenant b"):
+        assert words in text, words
+    assert main(["report", str(tmp_path / "run"), "--explain", "3"]) == 0
+    assert "weight 2" in capsys.readouterr().out  # the record keeps it

@@ -3,8 +3,9 @@
 The load is a trace (also a `vllm bench serve --save-detailed` result), or means. A step log of your own engine
 replaces the profile's step times: the plug-in's JSONL, or CSV or Parquet (as steps.parquet of a run here) with columns
 duration_ms (or duration, step_time in seconds), num_prefill_tokens and num_decodes. With --slo and --max-concurrency
-(or --rate) the mode that meets the SLO more often is advised, else the one with more throughput. With --out also
-advise.json and the figure advise.png.
+(or --rate) the mode that meets the SLO more often is advised, else the one with more throughput. Where the plug-in's
+log says what its policy learned (tide: margins, output lengths, targets seen, tenants' shares), that is shown too.
+With --out also advise.json and the figure advise.png.
 
 example:
   slacktide advise --profile rtx-pro-6000/qwen3-8b --mean-prompt 512 --mean-output 256 --max-concurrency 512
@@ -36,22 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         if action.dest == "trace":
             action.required = False  # means will do
     group = parser.add_argument_group("what is known of the load and the engine")
-    group.add_argument("--mean-prompt", type=options.positive, metavar="N", help="mean prompt tokens, without a trace")
-    group.add_argument("--mean-output", type=options.positive, metavar="N", help="mean output tokens, without a trace")
+    group.add_argument("--mean-prompt", type=options.tokens, metavar="N", help="mean prompt tokens, without a trace")
+    group.add_argument("--mean-output", type=options.tokens, metavar="N", help="mean output tokens, without a trace")
     group.add_argument("--step-log", type=Path, metavar="FILE", help="measured steps of your engine (CSV or Parquet)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do it. Raises InputError."""
     from slacktide.cli.scenario import scenario_of, writable
+    from slacktide.report.learned import last_learned
     from slacktide.search.advise import MODES, STOCK_RUNS, advise
 
     _fill_load(args)
+    learned = None
+    if args.step_log is not None and args.step_log.suffix == ".jsonl":
+        learned = last_learned(args.step_log)
     steps = None if args.step_log is None else read_steps(args.step_log)
     directory = writable(args)
     with progress(args, len(MODES) + STOCK_RUNS, "simulating") as advance:
         advice = advise(scenario_of(args), steps=steps, on_done=advance)
-    advice["command"] = args.command
+    advice["command"], advice["learned"] = args.command, learned
     told = []
     if directory is not None:
         from slacktide.report.advise_figure import advise_figure
@@ -180,6 +185,7 @@ def _plug_in_columns(path: Path) -> dict[str, list[Any]]:
 
 def _show(advice: dict[str, Any], told: list[str]) -> None:
     from slacktide.cli.output import table
+    from slacktide.report.learned import learned_text
     from slacktide.report.tables import number, profile_line
 
     lead, (low, high) = advice["lead"], advice["lead_interval"]
@@ -210,6 +216,7 @@ def _show(advice: dict[str, Any], told: list[str]) -> None:
     print(f"step costs: lines through {advice['costs_source']}; median error {100 * advice['fit_error']:.1f} %")
     for name in advice["costs_not_measured"]:
         print(f"note: {name} is not told by these steps: taken from the profile (kappa: 0 where the fit is below)")
+    print(learned_text(advice["learned"], "the policy of the step log, newest entry"), end="")
     stock = advice["stock_vllm"]
     share = "" if stock["attainment"] is None else f", attainment {100 * stock['attainment']:.1f} %"
     print(f"stock vLLM: {stock['command']}")

@@ -136,8 +136,10 @@ def log_of(run: Run, flag: str) -> RunLog:
 def explanation(args: argparse.Namespace, run: Run) -> str:
     """The text of `--explain`. Raises InputError for a request that the run does not have."""
     from slacktide.report.explain import explain
+    from slacktide.report.learned import learned_text
 
-    return explain(log_of(run, "--explain"), args.explain, run.name, run.decisions)
+    told = explain(log_of(run, "--explain"), args.explain, run.name, run.decisions)
+    return told + learned_text(run.record.get("learned"), f"{run.name} by the end of the run")
 
 
 def as_runs(runs: list[tuple[dict[str, Any], RunLog]], recorded: dict[str, Decisions] | None) -> list[Run]:

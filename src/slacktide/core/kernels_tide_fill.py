@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from slacktide.core.fair import AHEAD, COST
 from slacktide.core.kernels import compiled
+from slacktide.core.kernels_fair import interleave, pending
 from slacktide.core.kernels_tide_supply import seconds_of
 from slacktide.core.kinds import IDLE
 from slacktide.core.live import (
@@ -17,6 +19,7 @@ from slacktide.core.live import (
     NUM_PROMPT,
     PRIORITY,
     STATUS,
+    TENANT,
 )  # fmt: skip
 from slacktide.core.tide import (
     ACCEPTED,
@@ -231,25 +234,42 @@ def build_queue(
 
 @compiled
 def order_prompts(
-    by_deadline: IntArray, n: int, reserved: bool, backfill: bool, ints: IntArray, si: IntArray, order: IntArray
-) -> tuple[int, int]:
+    by_deadline: IntArray, n: int, reserved: bool, backfill: bool, ints: IntArray, si: IntArray, sf: FloatArray,
+    order: IntArray, shares: FloatArray,
+) -> tuple[int, int]:  # fmt: skip
     """Fill `order` with the prompts to serve, first to last; returns (how many, where they come from: tide.SOURCES).
 
     The accepted by deadline; without any (or behind them, with `backfill`) the demoted, least work first, then the late
-    by arrival, both by priority. `reserved`: the late alone, oldest first.
+    by arrival, both by priority. `reserved`: the late alone, oldest first. With several tenants (`shares`) those
+    without a deadline, the demoted and the late go in a fair order.
     """
-    m, source = 0, 0
+    m, source, fair = 0, 0, shares.shape[1] > 0
+    if fair:
+        shares[AHEAD] = shares[COST]
     if not reserved:
         for i in range(by_deadline.size):
             if si[I_ROLE, by_deadline[i]] == ACCEPTED:
                 order[m] = by_deadline[i]
                 m += 1
         source = 1 if m > 0 else 0
+        if fair:
+            dated = 0
+            while dated < m and sf[F_SLACK, order[dated]] < np.inf:
+                row = order[dated]
+                shares[AHEAD, ints[TENANT, row]] += pending(ints, row, si[I_REMAINING], shares)
+                dated += 1
+            interleave(order[dated:m], ints, si[I_REMAINING], True, True, shares)
         if m > 0 and not backfill:
             return m, source
+        first = m
         m = _append(DEMOTED, n, True, True, ints, si, order, m)
+        if fair:
+            interleave(order[first:m], ints, si[I_REMAINING], True, False, shares)
         source = 2 if source == 0 and m > 0 else source
+    first = m
     m = _append(LATE_PREFILL, n, not reserved, False, ints, si, order, m)
+    if fair:
+        interleave(order[first:m], ints, si[I_REMAINING], not reserved, True, shares)
     if source == 0 and m > 0:
         source = 4 if reserved else 3
     return m, source

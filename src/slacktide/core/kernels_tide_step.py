@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
+from slacktide.core.kernels_fair import lift
 from slacktide.core.kernels_latency import step_time_packed
 from slacktide.core.kernels_tide import expect, look
 from slacktide.core.kernels_tide_fill import (
@@ -24,6 +25,7 @@ from slacktide.core.kernels_tide_supply import (
     LEAST_CHUNK,
     accept,
     factors_of,
+    first_token,
     learn_prices,
     seconds_of,
     size_class,
@@ -130,6 +132,7 @@ from slacktide.core.tide import (
     W_S2,
     W_SOURCE,
     W_TIME,
+    W_TTFT,
     W_VALUE,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
@@ -221,12 +224,14 @@ def decide(
     shape: FloatArray,
     plan: IntArray,
     why: FloatArray,
+    shares: FloatArray,
 ) -> tuple[int, int, int, float]:
     """One step: rows into plan[0], tokens into plan[1], victims into plan[2].
 
     Returns (rows, victims, scene, predicted seconds, nothing corrected); no rows and no victims when nothing can run.
     `limits`: max_num_batched_tokens, max_num_seqs, block_size, free blocks, all blocks, watermark blocks,
-    max_model_len. Long: the steps of docs/background/tide.md in their order, which hand each other too much to split.
+    max_model_len. `shares`: the tenants' counters (`fair`), without columns where there is one tenant. Long: the steps
+    of docs/background/tide.md in their order, which hand each other too much to split.
     """
     budget, seats, block_size, free = limits[0], limits[1], limits[2], limits[3]
     kv_tokens, watermark, max_model_len = float(limits[4] * block_size), limits[5], limits[6]
@@ -236,6 +241,8 @@ def decide(
         ints, floats, n, now, start, max_model_len, prm, old, remembered, memory, finished, state, ring, si, sf
     )
     expect(ints, floats, n, start, output, state, si, sf)
+    if shares.shape[1] > 0:
+        lift(ints, n, si[I_KIND], shares)
     why[:] = 0.0
     safe, mean = np.empty((3, NUM_SIZES)), np.ones((3, NUM_SIZES))
     factors_of(learned, prm[DEVIATIONS], prm[USE_SIZES] != 0.0, safe)
@@ -364,8 +371,11 @@ def decide(
             rest[1] = float(seats - num_running)
             rates[1] = state[RELEASED_COUNT] / max(state[RELEASED_TIME], 1e-3)
     accepted, pressed = accept(
-        by_deadline, on_time, beside, kappa, prm[USE_DEMOTION] != 0.0, rest, rates, ints, si, sf
+        by_deadline, on_time, beside, kappa, prm[USE_DEMOTION] != 0.0, rest, rates, ints, si, sf, shares
     )  # fmt: skip
+    own_tokens = float(np.sum(ints[NUM_PROMPT, :n])) / max(n, 1)
+    own_time = per_token * own_tokens + 0.5 * m_p * state[PER_PAIR] * own_tokens * own_tokens
+    why[W_TTFT] = first_token(by_deadline, on_time, beside, own_time, own_tokens + output, rest, rates, ints, sf)
 
     # ---- late decodes, from what is left
     late_waits = num_late > 0 or num_late_prompts > 0
@@ -392,7 +402,7 @@ def decide(
     # ---- the queue of prompts
     order = si[I_ORDER]
     reserved = num_late_prompts > 0 and prm[LATE_SHARE] > 0.0 and state[CREDIT] >= state[KNEE_TIME]
-    m, source = order_prompts(by_deadline, n, reserved, prm[BACKFILL] != 0.0, ints, si, order)
+    m, source = order_prompts(by_deadline, n, reserved, prm[BACKFILL] != 0.0, ints, si, sf, order, shares)
     room[0], room[1], room[2] = free - need, kept_back, seats - num_running
     room[3], room[4], room[5] = watermark, 1 if num_running > 0 else 0, -1
     if num_victims > 0:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from slacktide.core.fair import AHEAD
 from slacktide.core.kernels import compiled
+from slacktide.core.kernels_fair import pending
 from slacktide.core.kernels_latency import fill_packed, step_time_packed
-from slacktide.core.live import PRIORITY, STATUS
+from slacktide.core.live import PRIORITY, STATUS, TENANT
 from slacktide.core.tide import (
     ACCEPTED,
     DEMOTED,
@@ -23,6 +25,7 @@ from slacktide.core.tide import (
     F_SLACK,
     F_SLOPE,
     FIXED,
+    I_REMAINING,
     I_ROLE,
     KNEE,
     KNEE_TIME,
@@ -38,6 +41,10 @@ from slacktide.core.types import RUNNING, FloatArray, IntArray
 
 KNEE_SHARE = 0.95
 """A prefill step is large enough where its tokens cost at most 1 / 0.95 of the cheapest."""
+ROUNDING = 1e-9
+"""Seconds: sums in another order differ by less; nobody is demoted for that."""
+MOST_DECODE = 0.95
+"""Largest share of time that decodes are taken to ask for: a forecast stays finite when they ask for all of it."""
 LEAST_CHUNK = 32
 """Tokens of the smallest chunk worth a step, about a tile's rows: below it a step costs the same and does less."""
 
@@ -165,17 +172,19 @@ def accept(
     ints: IntArray,
     si: IntArray,
     sf: FloatArray,
+    shares: FloatArray,
 ) -> tuple[int, bool]:
     """Moore-Hodgson over on-time prompts: mark the largest set that can be on time; returns (accepted, pressed).
 
     `order`: rows by deadline. Prompt j may end at kappa * (t_j - demand(t_j)): the engine's time until then less what
     the decodes ask for, `round_time` seconds per round of all of them. Where the accepted work does not fit, the
-    least important of the longest prompts is demoted. The accepted who wait must also find KV tokens and seats until
+    least important of the longest prompts is demoted; with several tenants (`shares`), of those of the tenant that has
+    most, its accepted prompts counted as served. The accepted who wait must also find KV tokens and seats until
     then: `room` has those free now, `rates` those that come back per second (infinite: not looked at). Fills F_DEMAND
     (seconds that decodes want until t_j) and marks I_ROLE. Pressed: some accepted prompt has no time for another
     decode round.
     """
-    slack, service, hold = sf[F_SLACK], sf[F_SERVICE], sf[F_HOLD]
+    slack, service, hold, fair = sf[F_SLACK], sf[F_SERVICE], sf[F_HOLD], shares.shape[1] > 0
     times, jumps, slopes = sf[F_EVENT], sf[F_JUMP], sf[F_SLOPE]
     m = demand_events(decodes, slack, sf[F_PACE], sf[F_GROWTH], times, jumps, slopes)
     by_time = np.argsort(times[:m], kind="mergesort")
@@ -201,11 +210,13 @@ def accept(
         if ints[STATUS, row] != RUNNING:
             seats += 1
             tokens += hold[row]
+        if fair:
+            shares[AHEAD, ints[TENANT, row]] += pending(ints, row, si[I_REMAINING], shares)
         if not demote or t == np.inf:
             continue
         supply = kappa * (t - wanted)
         while count > 0:
-            late = total > supply
+            late = total > supply + ROUNDING
             short = tokens > room[0] + rates[0] * t
             if not (late or short or seats > room[1] + rates[1] * t):
                 break
@@ -214,17 +225,24 @@ def accept(
                 other = order[k]
                 if si[I_ROLE, other] != ACCEPTED or (not late and ints[STATUS, other] == RUNNING):
                     continue  # KV or seats alone are short: who has them frees none
+                if worst < 0 or ints[PRIORITY, other] > ints[PRIORITY, worst]:
+                    worst = other
+                    continue
+                if ints[PRIORITY, other] < ints[PRIORITY, worst]:
+                    continue
+                if fair:
+                    own, others = shares[AHEAD, ints[TENANT, other]], shares[AHEAD, ints[TENANT, worst]]
+                    if own != others:
+                        worst = other if own > others else worst
+                        continue
                 weight = service[other] if late or not short else hold[other]
-                most = 0.0 if worst < 0 else (service[worst] if late or not short else hold[worst])
-                if (
-                    worst < 0
-                    or ints[PRIORITY, other] > ints[PRIORITY, worst]
-                    or (ints[PRIORITY, other] == ints[PRIORITY, worst] and weight >= most)
-                ):
+                if weight >= (service[worst] if late or not short else hold[worst]):
                     worst = other
             if worst < 0:
                 break
             si[I_ROLE, worst] = DEMOTED
+            if fair:
+                shares[AHEAD, ints[TENANT, worst]] -= pending(ints, worst, si[I_REMAINING], shares)
             total -= service[worst]
             count -= 1
             if ints[STATUS, worst] != RUNNING:
@@ -238,3 +256,33 @@ def accept(
             if slack[row] < np.inf and slack[row] - total < round_time:
                 pressed = True
     return count, pressed
+
+
+@compiled
+def first_token(
+    prompts: IntArray, decodes: IntArray, round_time: float, own: float, hold: float, room: FloatArray,
+    rates: FloatArray, ints: IntArray, sf: FloatArray,
+) -> float:  # fmt: skip
+    """Predicted seconds until the first token of a prompt of `own` seconds and `hold` KV tokens that arrives now.
+
+    All `prompts` that can still be on time go before it, beside the rounds that decodes ask for: (own + sum of their
+    seconds) / (1 - share of decodes), the share being `round_time` times the mean 1 / pace. Or, if later, when those
+    who wait and it have found KV tokens and seats, at the pace at which they come back (`room`, `rates` as for
+    `accept`). Who is late already is passed.
+    """
+    asked = 0.0
+    for i in range(decodes.size):
+        asked += 1.0 / sf[F_PACE, decodes[i]]
+    share = min(round_time * asked / max(decodes.size, 1), MOST_DECODE)
+    work, seats, tokens = own, 1.0, hold
+    for i in range(prompts.size):
+        work += sf[F_SERVICE, prompts[i]]
+        if ints[STATUS, prompts[i]] != RUNNING:
+            seats += 1.0
+            tokens += sf[F_HOLD, prompts[i]]
+    soonest = work / (1.0 - share)
+    if tokens > room[0]:
+        soonest = max(soonest, (tokens - room[0]) / max(rates[0], 1e-9) + own)
+    if seats > room[1]:
+        soonest = max(soonest, (seats - room[1]) / max(rates[1], 1e-9) + own)
+    return soonest

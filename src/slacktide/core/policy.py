@@ -19,10 +19,11 @@ from slacktide.errors import InputError, unknown_name
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides whole steps. Two optional flags, read with getattr by the hosts:
+    """Decides whole steps. What is optional is read with getattr by the hosts:
 
     `oracle` (False): it sees true output lengths; every report marks it.
     `steerable` (True): vLLM can carry its plans out; the plug-in refuses a policy that says False.
+    `learned() -> dict`, a method: what it learned so far, as plain values ready for JSON; hosts write it down.
     `decode_runs` (False): a promise that lets the simulator skip asking. While every live request is a running decode
     and blocks suffice, the plan is one token for each, and the policy keeps no state that such a step would change.
     """

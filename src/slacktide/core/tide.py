@@ -67,7 +67,9 @@ MEMORY_SIZE = 6
 ) = range(20)  # fmt: skip
 W_ACTIONS = 20
 """Four pairs from here: value and time (seconds) of decode-only, prefill-only, mixed, blocking."""
-WHY_SIZE = 28
+W_TTFT = 28
+"""Predicted seconds until the first token of a prompt of typical length that arrives now."""
+WHY_SIZE = 29
 
 ACTIONS = ("decode", "prefill", "mixed", "blocking")
 DECODE_ONLY, PREFILL_ONLY, MIXED, BLOCKING = range(4)

@@ -287,6 +287,7 @@ def run_policy(
     is_open = workload.closed is None and math.isfinite(workload.rate) and scenario.max_concurrency is None
     figures, notes = caveats(setup.profile, log, is_open=is_open)
     summary |= figures
+    tell = getattr(policy, "learned", None)
     return {
         "policy": spec.name,
         "label": spec.label,
@@ -302,5 +303,6 @@ def run_policy(
         "engine": {name: getattr(setup.config, name) for name in EngineConfig.__dataclass_fields__},
         "notes": [*workload.notes, *notes],
         "stopped": result.stopped,
+        **({} if tell is None else {"learned": tell()}),
         "summary": summary,
     }, log

@@ -68,6 +68,7 @@ class Host:
         self._logged: set[str] = set()
         self._last_now = self._next_control = 0.0
         self._stalled_since: float | None = None
+        self.ledger.learned = self._learned
         self._warm_up()
         self._show_mode()
         self.ledger.write_metrics()
@@ -93,6 +94,14 @@ class Host:
             write(mirror, wanted.slots, wanted.tokens)
         except Exception:
             _log.exception("slacktide: policy %s fails on a small example", self.spec.label)
+
+    def _learned(self) -> dict[str, Any] | None:
+        """What the policy learned, where it tells."""
+        with contextlib.suppress(Exception):  # a policy of somebody else: the log is not worth a step
+            tell = getattr(self.policy, "learned", None)
+            found = None if tell is None else tell()
+            return found if isinstance(found, dict) else None
+        return None
 
     # ---- clock, mode, failures ---------------------------------------------------------------------------------------
 
@@ -217,6 +226,8 @@ class Host:
         decision.plan, decision.ours = wanted, ours
         if ours is not None:
             return None
+        told = (plan.why or {}).get("predicted_ttft")
+        decision.first_token = told if isinstance(told, float) and told >= 0 else None
         steering = Steering(self.scheduler, wanted)
         try:
             steering.begin()

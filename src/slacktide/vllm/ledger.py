@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,9 @@ METRICS_EVERY = 0.5
 """Seconds between two files of metrics, far below any scrape interval; one costs about 0.2 ms. Written at the end of a
 step, not in a thread: that would ask for the interpreter's lock at any time and hold up schedule() for it."""
 
+LEARNED_EVERY = 10.0
+"""Seconds between two lines of the step log that say what the policy learned; telling costs some 50 us."""
+
 GAP_WEIGHT = 0.1
 """Weight of the newest gap between two finishes: a mean over some ten requests."""
 
@@ -56,6 +60,8 @@ class Decision:
     """What our policy wants; None when it was not asked."""
     predicted: float | None = None
     """The policy's own prediction of the step's seconds."""
+    first_token: float | None = None
+    """The policy's own prediction of the TTFT of a request that arrives now, in seconds."""
     ours: shadow.Ours | None = None
     """Shadow mode: the forecast for our plan."""
 
@@ -88,6 +94,11 @@ class Ledger:
         self.last: StepResult | None = None
         self._last_end = self._next_publish = self._next_metrics = self._last_finish = self._finish_gap = 0.0
         self._last_batch = ""
+        self.forecast: float | None = None
+        """The policy's prediction of a TTFT, with the newest step that it decided."""
+        self.learned: Callable[[], dict[str, Any] | None] = lambda: None
+        """What the policy learned so far; set by the host."""
+        self._next_learned = 0.0
         config = scheduler.vllm_config
         rank = int(getattr(config.parallel_config, "data_parallel_index", 0) or 0)
         suffix = f"-{rank}" if int(getattr(config.parallel_config, "data_parallel_size", 1) or 1) > 1 else ""
@@ -116,6 +127,7 @@ class Ledger:
             self.metrics.add("preempted", by=preempted.size)
         scheduled: dict[str, int] = output.num_scheduled_tokens
         wanted, ours = decision.plan, decision.ours
+        self.forecast = decision.first_token
         if wanted is not None and ours is None and wanted.matches(scheduled):
             slots, tokens, fresh = wanted.slots, wanted.tokens, wanted.admitted
         else:
@@ -201,11 +213,14 @@ class Ledger:
         metrics.observe("decision_seconds", decision.seconds)
         if self._step_log is not None:
             running, waiting, free = step.counts
+            learned, monotonic = None, time.monotonic()
+            if monotonic >= self._next_learned:
+                self._next_learned, learned = monotonic + LEARNED_EVERY, self.learned()
             self._step_log.add(
                 StepLine(
                     self.mirror.epoch + decision.start, duration, step.predicted, decision.seconds, decision.mode,
                     tuple(shape.tolist()), running, waiting, free, int(step.preempted.size), decision.fallback,
-                    step.shadow,
+                    step.shadow, learned,
                 )
             )  # fmt: skip
 
@@ -230,7 +245,10 @@ class Ledger:
             return
         self._next_publish = monotonic + PUBLISH_EVERY
         budget = int(self.scheduler.max_num_scheduled_tokens)
-        ttft = outcome.predicted_ttft(self.mirror, self.belief.model.step_times, budget, seats, self._finish_gap)
+        if n and self.forecast is not None:
+            ttft = self.forecast
+        else:
+            ttft = outcome.predicted_ttft(self.mirror, self.belief.model.step_times, budget, seats, self._finish_gap)
         running = len(self.scheduler.running)
         self._publisher.publish(ttft, running, n - running, self.label, force=not n)
         targets = self.mirror.targets

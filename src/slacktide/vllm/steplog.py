@@ -125,6 +125,8 @@ class StepLine(NamedTuple):
     num_preempted: int
     fallback: str
     shadow: dict[str, Any] | None
+    learned: dict[str, Any] | None = None
+    """What the policy learned so far; on a line every LEARNED_EVERY seconds (ledger)."""
 
 
 def step_json(line: StepLine) -> str:
@@ -145,6 +147,8 @@ def step_json(line: StepLine) -> str:
         data["fallback"] = line.fallback
     if line.shadow is not None:
         data["shadow"] = line.shadow
+    if line.learned is not None:
+        data["learned"] = line.learned
     return json.dumps(data, separators=(",", ":"))
 
 

@@ -82,3 +82,52 @@ def test_a_gap_bound_makes_decodes_run_even_when_deadlines_are_far():
     ]
     bound = judge(run(Tide(max_gap=4.0), requests).log).max_gap[0]
     assert bound <= 4.0
+
+
+# ---- early rejection: the forecast of a first token
+
+
+def forecasts(requests, policy=None, **engine):
+    """(time, predicted TTFT, retry after) of every step, and the log."""
+    seen = []
+    load = workload(requests)
+    config = EngineConfig(**({"block_size": 4, "num_blocks": 4000, "max_num_batched_tokens": 50} | engine))
+    look = lambda view, plan: seen.append((view.now, plan.why["predicted_ttft"], plan.why["retry_after"]))  # noqa: E731
+    return seen, simulate(load, policy or Tide(), ONE_SECOND, config, on_step=look).log
+
+
+def test_forecasts_the_first_token_of_who_arrives_now():
+    """Ten prompts of a step each come at once: the last one's TTFT was forecast when it came, and the queue drains."""
+    requests = [Req(prompt=50, output=1, ttft=900.0, tbt=900.0) for _ in range(10)]
+    seen, log = forecasts(requests)
+    real = float(log.first_token_time.max())
+    assert seen[0][1] == pytest.approx(real, rel=0.25)  # margins, and one more prompt of mean length
+    values = [ttft for _, ttft, _ in seen]
+    assert values == sorted(values, reverse=True)
+    assert all(wait == 0.0 for _, _, wait in seen)
+
+
+def test_says_when_to_come_back_where_the_target_cannot_be_met():
+    requests = [Req(prompt=50, output=1, ttft=5.5, tbt=900.0) for _ in range(10)]
+    seen, _ = forecasts(requests)
+    _, ttft, wait = seen[0]
+    assert wait == pytest.approx(ttft - 5.5)
+    assert wait > 4
+
+
+def test_without_a_seat_the_forecast_waits_for_one():
+    requests = [Req(prompt=4, output=6, ttft=900.0, tbt=900.0) for _ in range(24)]
+    few, _ = forecasts(requests, max_num_seqs=2)
+    many, _ = forecasts(requests, max_num_seqs=64)
+    assert max(ttft for _, ttft, _ in few) > 3 * max(ttft for _, ttft, _ in many)
+
+
+@pytest.mark.parametrize("mode", ["shed", "demote"])
+def test_rejection_says_how_many_are_hopeless(mode):
+    told = []
+    load = workload([Req(prompt=50, output=2, ttft=2.5, tbt=50.0) for _ in range(8)])
+    config = EngineConfig(block_size=4, num_blocks=400, max_num_batched_tokens=50)
+    look = lambda view, plan: told.append((plan.why["hopeless"], plan.rejected.size + plan.relegated.size))  # noqa: E731
+    simulate(load, Tide(reject=mode), ONE_SECOND, config, on_step=look)
+    assert sum(count for count, _ in told) > 0
+    assert all(count == marked for count, marked in told)

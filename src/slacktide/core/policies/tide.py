@@ -4,8 +4,8 @@ Before every step it compares a decode round, prompts alone, prompts beside all 
 that cannot wait, by predicted value per predicted second; exclusive or mixed batching is decided step by step. Prompts
 that can be on time are found by Moore and Hodgson's algorithm with the decodes' demand taken off; the others wait, and
 come back when there is room. What can no longer be on time is served from what is left, and from a reserved share.
-Margins are learned per scene from what steps really took. Derivation: docs/background/tide.md. Ignores that output
-lengths could be known one by one.
+Margins are learned per scene from what steps really took. Tenants share by weighted token cost. Derivation:
+docs/background/tide.md. Ignores that output lengths could be known one by one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from slacktide.core import tide as t
+from slacktide.core.fair import Shares, parse_weights
 from slacktide.core.pack import pack
 from slacktide.core.policies._shared import require_at_least, require_choice, require_share
 from slacktide.core.policy import register
 from slacktide.core.tide import ACTIONS, BOUNDS, SOURCES, Margins, Store
+from slacktide.core.tide_learned import learned
 from slacktide.core.types import WAITING, FloatArray, IntArray, Plan, StepResult, StepView
 
 _decide: Any = None
+_charge: Any = None
 
 
 @register("tide")
@@ -88,6 +91,11 @@ class Tide:
     ends it (the host answers), demote marks it as relegated."""
     expected_output_tokens: int = 256
     """Output tokens a request is expected to want, until some have ended."""
+    fairness: bool = True
+    """Several tenants share by token cost: where requests are equally urgent, and in who gives way in overload."""
+    tenant_weights: str = ""
+    """Weights of tenants by name, as search:2+batch:0.5; who is not named has 1."""
+    _shares: Shares = field(init=False, repr=False, compare=False)
     _store: Store = field(default_factory=Store, init=False, repr=False, compare=False)
     _margins: Margins = field(default_factory=Margins, init=False, repr=False, compare=False)
     _clock: dict[str, Any] = field(default_factory=dict[str, Any], init=False, repr=False, compare=False)
@@ -104,6 +112,7 @@ class Tide:
         require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
         require_share(self, "late_share", "saturation")
         object.__setattr__(self, "_parameters", self._as_array())
+        object.__setattr__(self, "_shares", Shares(parse_weights(self.tenant_weights)))
 
     def _as_array(self) -> FloatArray:
         p = np.zeros(t.PARAMETER_SIZE)
@@ -130,11 +139,12 @@ class Tide:
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
-        global _decide  # noqa: PLW0603 (numba is loaded with the first plan, not with the module)
+        global _decide, _charge
         if _decide is None:
+            from slacktide.core.kernels_fair import charge
             from slacktide.core.kernels_tide_step import decide
 
-            _decide = decide
+            _decide, _charge = decide, charge
         store, clock, live = self._store, self._clock, view.live
         n = live.index.size
         store.fit(n)
@@ -144,18 +154,22 @@ class Tide:
         if self.kv_gate == "auto":
             self._parameters[t.USE_KV_GATE] = float(not np.isfinite(live.slo_ttft).any())
         # With async scheduling the step in flight ends first: what is decided now starts then.
+        shares = self._shares.of(view.tenants if self.fairness else ())
         in_flight = len(self._margins.waiting) > 0 and bool(live.num_in_flight_tokens.any())
         start = max(view.now, clock.get("ends", view.now)) if in_flight else view.now
         count, victims, scene, seconds = _decide(
             live.columns[0], live.columns[1], n, view.now, start, np.array(view.limits, dtype=np.int64),
             view.latency.packed, self._parameters, store.state, self._margins.learned, store.ring, store.memory,
             store.remembered, store.spare, store.finished, store.ints, store.floats, store.shape, store.plan, store.why,
+            shares,
         )  # fmt: skip
         store.memory, store.spare, store.remembered = store.spare, store.memory, n
         store.finished = _NO_ROWS
         rows, tokens = store.plan[0, :count].copy(), store.plan[1, :count].copy()
         if not count and not victims:
             return self._anything(view)
+        if shares.shape[1]:
+            _charge(live.columns[0], rows, tokens, store.ints[t.I_KIND], store.ints[t.I_REMAINING], shares)
         total = int(tokens.sum())
         if count:
             self._margins.planned(int(scene), float(seconds), int(count), total)
@@ -165,7 +179,7 @@ class Tide:
             rows, tokens, store.plan[2, :victims].copy(), token_cap=total if count else None,
             rejected=hopeless if self.reject == "shed" else _NO_ROWS,
             relegated=hopeless if self.reject == "demote" else _NO_ROWS,
-            predicted_step_time=float(store.why[t.W_TIME]) if count else None, why=self._why(),
+            predicted_step_time=float(store.why[t.W_TIME]) if count else None, why=self._why(hopeless.size),
         )  # fmt: skip
 
     def _hopeless(self, view: StepView, rows: IntArray) -> IntArray:
@@ -189,8 +203,13 @@ class Tide:
         if result.finished.size:
             self._store.finished = np.concatenate((self._store.finished, result.finished.astype(np.int64)))
 
-    def _why(self) -> dict[str, Any]:
+    def learned(self) -> dict[str, Any]:
+        """What it learned so far, for people: see `tide_learned.learned`."""
+        return learned(self._store, self._margins.learned, self._deviations(), self._shares)
+
+    def _why(self, hopeless: int) -> dict[str, Any]:
         w = self._store.why.tolist()
+        tightest = float(self._store.state[t.TIGHTEST])
         options = {
             name: (w[t.W_ACTIONS + 2 * k], w[t.W_ACTIONS + 2 * k + 1])
             for k, name in enumerate(ACTIONS)
@@ -203,7 +222,8 @@ class Tide:
             "late_decodes": int(w[t.W_LATE_DECODES]), "on_time_prompts": int(w[t.W_ON_TIME]),
             "accepted": int(w[t.W_ACCEPTED]), "late_prompts": int(w[t.W_LATE]), "round": w[t.W_ROUND],
             "next_due": w[t.W_S1], "due_after": w[t.W_S2], "cap": w[t.W_CAP], "pressed": bool(w[t.W_PRESS]),
-            "held": bool(w[t.W_HOLD]),
+            "held": bool(w[t.W_HOLD]), "predicted_ttft": w[t.W_TTFT],
+            "retry_after": max(w[t.W_TTFT] - tightest, 0.0), "hopeless": hopeless,
         }  # fmt: skip
 
 
