@@ -25,7 +25,8 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     """Error for a name that is not among `known`; lists near names, else those that contain it, else all."""
     choices = sorted(known)
     near = difflib.get_close_matches(name, choices, n=3, cutoff=0.5)
-    near = near or [choice for choice in choices if name and name.lower() in choice.lower()][:MAX_CONTAINING]
+    holding = [choice for choice in choices if name and name.lower() in choice.lower()]
+    near = near or sorted(holding, key=len)[:MAX_CONTAINING]  # the shortest add least to what was meant
     more = f", ... ({len(choices)} in all)" if len(choices) > MAX_KNOWN else ""
     found = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(choices[:MAX_KNOWN])}{more}"
     return InputError(f"unknown {kind} {name!r}: {found}{' ' + hint if hint else ''}")

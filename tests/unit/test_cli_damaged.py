@@ -385,6 +385,9 @@ def test_numbers_as_they_are_written():
     assert options.count("1.005k") == 1005
     with pytest.raises(options.Invalid, match=r"1000\.5"):
         options.count("1.0005k")
+    for text in ("1e300", "0.1"):
+        with pytest.raises(options.Invalid, match="tokens from 1 to 10,000,000"):
+            options.tokens(text)
     assert options.seconds("1e9") == 1e9
     with pytest.raises(options.Invalid, match="at most"):
         options.seconds("1e300")
@@ -421,6 +424,29 @@ def test_none_leaves_a_setting_to_the_engine(simulate):
     status, out, _ = simulate("--max-num-seqs", 7, "--json", policy="eb:max_num_seqs=none")
     assert status == 0
     assert json.loads(out)["engine"]["max_num_seqs"] == 7
+
+
+@pytest.mark.parametrize(
+    "policy", ["sliding:window=2147483648", "sliding:margin=inf", "sola:margin=inf", "qoserve:alpha_low=1e308"]
+)
+def test_parameters_that_no_computer_can_hold(simulate, policy):
+    assert "expected at most" in refused(simulate(policy=policy))
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        (["--profile", "h100/llama-3-8b?skew=1e300"], "skew=1e300: expected a number of at least 0, at most 1000"),
+        (["--profile", "h100/llama-3-8b?skew=0&skew=1"], "option skew is given twice"),
+        (["--profile", "h100"], "did you mean h100/qwen3-8b"),
+        (["--profile", "nothing"], "... ("),
+        (["--trace", "synthetic:prompt=5,output=5,n=0", "--num-prompts", "3", "--rate", "1"], "n: found '0'"),
+    ],
+)
+def test_names_of_profiles_and_traces(simulate, flags, part):
+    told = refused(simulate(*flags))
+    assert part in told
+    assert len(told) < 900
 
 
 @pytest.mark.parametrize("name", [":Mine", "..x:Mine", "a..b:Mine"])

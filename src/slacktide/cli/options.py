@@ -27,6 +27,10 @@ MAX_WAIT = 1e9
 """Seconds (31 years) of a timeout or pause: beyond about 9e9 the system's timers overflow."""
 
 
+MAX_TOKENS = 10_000_000
+"""Longest prompt or output, as in traces (workload.requests)."""
+
+
 class Invalid(argparse.ArgumentTypeError, ValueError):
     """A value that cannot be read; argparse shows its message, and so does the reader of policy parameters."""
 
@@ -77,6 +81,14 @@ def positive(text: str) -> float:
     value = number(text)
     if value <= 0:
         raise Invalid(f"expected a number above 0, found {text!r}")
+    return value
+
+
+def tokens(text: str) -> float:
+    """A mean number of tokens: from 1 to 10 million."""
+    value = number(text)
+    if not 1 <= value <= MAX_TOKENS:
+        raise Invalid(f"expected tokens from 1 to {MAX_TOKENS:,}, found {text!r}")
     return value
 
 

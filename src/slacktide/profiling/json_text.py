@@ -37,7 +37,7 @@ def read(path: str | Path, where: str) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name with a null byte
-        raise InputError(f"{where}: cannot be read ({error})") from error
+        raise InputError(f"{where}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
     return parse(text, where)
 
 

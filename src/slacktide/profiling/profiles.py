@@ -44,6 +44,9 @@ Published eager-mode calibrations up to 1024 decodes exceed the composed kernels
 `host_per_sequence` for such engines."""
 
 
+MAX_FACTOR = 1000.0
+"""Of a factor, and seconds of a host's share: no engine is as slow, and sums stay far from infinity."""
+
 REPLAYED = {
     "rtx-pro-6000/llama-3-8b": "replay of a vLLM 0.19 run: mean and p99 of TTFT and TPOT within 3 %",
     "rtx-4090/llama-3-8b": "replay of a vLLM 0.19 run out of KV memory: mean TTFT and TPOT within 10 %",
@@ -151,6 +154,8 @@ def parse_name(name: str) -> tuple[str, str, int, dict[str, str]]:
         key, equals, value = item.partition("=")
         if key not in ("interconnect", "interference", "skew") or not equals:
             raise InputError(f"profile {name!r}: option {item!r}: expected interconnect=, interference= or skew=")
+        if key in options:
+            raise InputError(f"profile {name!r}: option {key} is given twice")
         options[key] = value
     gpu, slash, model = base.partition("/")
     count, x, rest = gpu.partition("x-")
@@ -260,15 +265,15 @@ def _check_counts(name: str, given: Mapping[str, int | None]) -> None:
 
 
 def _number(name: str, key: str, options: Mapping[str, str], given: float | None, default: float) -> float:
-    """A keyword wins over the name's option. Raises InputError unless finite and >= 0 (interference: >= 1)."""
+    """A keyword wins over the name's option. Raises InputError unless within 0 (interference: 1) and 1000."""
     value: Any = given if given is not None else options.get(key, default)
     try:
         number = float(value)
     except ValueError:
         number = math.nan
     least = 1.0 if key == "interference" else 0.0
-    if not (math.isfinite(number) and number >= least):
-        raise InputError(f"profile {name!r}: {key}={value}: expected a number of at least {least:g}")
+    if not least <= number <= MAX_FACTOR:
+        raise InputError(f"profile {name!r}: {key}={value}: expected a number of at least {least:g}, at most 1000")
     return number
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,10 @@ def _load_any(path: Path) -> list[tuple[Record, RunLog | None]]:
     return _load_directory(path) if path.is_dir() else _load_file(path)
 
 
+_PARTS = ("violations", "end_reasons", "step_mode_share", "step_mode_time_share", "classes", "tenants")
+"""Figures of a summary that are objects."""
+
+
 def only_one(folder: Path) -> None:
     """Raise InputError for a directory that several verbs wrote to: which result is meant, nobody can tell."""
     found = [name for name in HEADS if (folder / name).is_file()]
@@ -114,16 +119,38 @@ def _checked(record: Any, where: object) -> Record:
         if isinstance(record, dict) and "evaluations" in record:
             raise InputError(f"{where}: found by 'slacktide goodput': rates, no run to tabulate; simulate one of them")
         raise InputError(f"{where}: expected a record with a `summary`, found {str(record)[:40]}")
-    for key, value in record["summary"].items():
-        text = key in ("slo_mode", "notes")
-        good = isinstance(value, (str, list, dict)) if text else not isinstance(value, (str, list))
-        if value is not None and not good:
-            raise InputError(f"{where}: {key} is {str(value)[:40]!r}, expected {'text' if text else 'a number'}")
-    notes = [record.get("notes"), record["summary"].get("notes")]
-    if any(note is not None and not isinstance(note, list) for note in notes):
-        raise InputError(f"{where}: notes: expected a list of texts")
+    _check_figures(record["summary"], where)
+    for notes in (record.get("notes"), record["summary"].get("notes")):
+        if notes is not None and not (isinstance(notes, list) and all(isinstance(note, str) for note in notes)):
+            raise InputError(f"{where}: notes: expected a list of texts")
+    for key in ("label", "policy", "profile", "profile_label", "profile_errors", "profile_validation"):
+        if record.get(key) is not None and not isinstance(record[key], str):
+            raise InputError(f"{where}: {key} is {str(record[key])[:40]!r}, expected text")
     name = record.get("label") or record.get("policy")
     return record if record.get("label") else record | {"label": name or "run"}
+
+
+def _check_figures(figures: dict[str, Any], where: object) -> None:
+    """Raise InputError for the first figure that is no number; parts, and rows of classes and tenants, as well."""
+    for key, value in figures.items():
+        if value is None or key == "notes":
+            continue
+        if key == "slo_mode":
+            kind, good = "text", isinstance(value, str)
+        elif key in _PARTS:
+            kind, good = "an object", isinstance(value, dict)
+        else:
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            kind, good = "a number", number and abs(value) <= sys.float_info.max
+        if not good:
+            raise InputError(f"{where}: {key} is {str(value)[:40]!r}, expected {kind}")
+        if key in ("classes", "tenants"):
+            for name, row in value.items():
+                if not isinstance(row, dict):
+                    raise InputError(f"{where}: {key}: {name} is {str(row)[:40]!r}, expected an object")
+                _check_figures(row, f"{where}: {key}: {name}")
+        elif key in _PARTS:
+            _check_figures(value, f"{where}: {key}")
 
 
 def _from_record(data: Any, where: object) -> tuple[Record, RunLog | None]:

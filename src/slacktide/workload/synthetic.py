@@ -123,9 +123,8 @@ def _mixture(text: str, n: int | None, seed: int, read: Callable[[str], Trace]) 
 
 
 def _count(given: dict[str, str], n: int | None, text: str) -> int:
-    if n is not None:
-        return check_count(n)
-    return parse_whole(given.get("n", str(DEFAULT_REQUESTS)), f"{text!r}: n", 1, MAX_REQUESTS)
+    own = parse_whole(given.get("n", str(DEFAULT_REQUESTS)), f"{text!r}: n", 1, MAX_REQUESTS)
+    return own if n is None else check_count(n)
 
 
 def check_count(n: int) -> int:

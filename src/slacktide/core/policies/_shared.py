@@ -23,6 +23,14 @@ def require_at_least(policy: Any, minimum: float, *names: str) -> None:
             raise ValueError(f"{name}={value}: expected at least {minimum}")
 
 
+def require_at_most(policy: Any, maximum: float, *names: str) -> None:
+    """Raise ValueError for the first of the fields `names` whose value is above `maximum`; None passes."""
+    for name in names:
+        value = getattr(policy, name)
+        if value is not None and not value <= maximum:
+            raise ValueError(f"{name}={value}: expected at most {maximum:g}")
+
+
 def require_share(policy: Any, *names: str) -> None:
     """Raise ValueError for the first of the fields `names` that is no share from 0 to below 1; None passes."""
     for name in names:

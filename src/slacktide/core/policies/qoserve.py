@@ -17,7 +17,7 @@ import numpy as np
 from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
 from slacktide.core.deadlines import windows
 from slacktide.core.guard import ArrivalGuard
-from slacktide.core.policies._shared import require_at_least
+from slacktide.core.policies._shared import require_at_least, require_at_most
 from slacktide.core.policy import register
 from slacktide.core.priority import PrefillRate, edf_feasible, hybrid_key, prior_rate
 from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Plan, StepResult, StepView
@@ -60,8 +60,10 @@ class QoServe:
     def __post_init__(self) -> None:
         """Raise ValueError naming the parameter that is out of its range."""
         require_at_least(self, 1, "max_chunk", "margin", "expected_output_tokens")
+        require_at_most(self, 1000, "margin")  # no prediction is off by as much
         require_at_least(self, 0, "guard")
         require_at_least(self, 0, "alpha", "alpha_low")
+        require_at_most(self, 1e9, "alpha", "alpha_low")  # seconds a token
         require_at_least(self, 1e-3, "late_factor")
 
     def plan(self, view: StepView) -> Plan:

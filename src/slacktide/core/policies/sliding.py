@@ -23,7 +23,7 @@ from slacktide.core.constructor import Batch, construct, construct_paper
 from slacktide.core.deadlines import Survey, windows
 from slacktide.core.guard import ArrivalGuard
 from slacktide.core.outputs import OutputLengths, StepYield
-from slacktide.core.policies._shared import require_at_least, require_choice
+from slacktide.core.policies._shared import require_at_least, require_at_most, require_choice
 from slacktide.core.policies._sliding import (
     Order,
     evicting,
@@ -113,6 +113,7 @@ class Sliding:
             chunker=(None, *chunking.MODES),
             constructor=(None, "off", "sound", "paper"),
         )
+        require_at_most(self, 1000, "window", "margin")  # seconds of steps ahead; no prediction is off by as much
         require_at_least(self, 1, "window", "margin", "max_chunk", "quantum", "max_candidates", "max_anchors")
         require_at_least(self, 1, "expected_output_tokens", "ageing_tokens")
         if self.tokens_per_step != 0:

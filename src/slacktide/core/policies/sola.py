@@ -16,7 +16,7 @@ import numpy as np
 
 from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
 from slacktide.core.guard import ArrivalGuard
-from slacktide.core.policies._shared import require_at_least
+from slacktide.core.policies._shared import require_at_least, require_at_most
 from slacktide.core.policy import register
 from slacktide.core.priority import PrefillRate, prior_rate
 from slacktide.core.types import FloatArray, Plan, StepResult, StepView
@@ -46,6 +46,7 @@ class Sola:
     def __post_init__(self) -> None:
         """Raise ValueError naming the parameter that is out of its range."""
         require_at_least(self, 1, "tile", "margin", "max_chunk", "expected_output_tokens")
+        require_at_most(self, 1000, "margin")  # no prediction is off by as much
         require_at_least(self, 0, "guard")
 
     def plan(self, view: StepView) -> Plan:
