@@ -256,7 +256,7 @@ def test_slack_is_shown_with_its_late_share_and_still_fits():
     lines = screen(figures)
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
-    assert any("   slack late 10 %  p1 -500 ms  p50 480 ms" in line for line in lines)
+    assert any("   slack late 10 %  p1 < -500 ms  p50 480 ms" in line for line in lines)
     at = next(i for i, line in enumerate(lines) if "due in" in line)
     panel = [line[50:] for line in lines[at + 1 :]]
     assert panel[0].startswith("late ")

@@ -90,10 +90,12 @@ def _slack(view: View) -> Line:
     if view.slack_late is None:
         return []
     style = BAD if view.slack_late > 1 - LOW_ATTAINMENT else ""
+    least = view.slack_bins[0][0] if view.slack_bins else -math.inf
+    first, middle = (("< " if v is not None and v <= least else "") + _time(v) for v in view.slack)
     return [
         ("   slack ", DIM),
         (f"late {100 * view.slack_late:.0f} %", style),
-        (f"  p1 {_time(view.slack[0])}  p50 {_time(view.slack[1])}", ""),
+        (f"  p1 {first}  p50 {middle}", ""),
     ]
 
 
