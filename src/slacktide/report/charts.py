@@ -286,7 +286,7 @@ def _written(mark: Mark, y: Axis) -> Box:
 def _names(chart: Chart, x: Axis, y: Axis) -> list[str]:
     """The lines' names beside them."""
     named = [s for s in chart.series if s.kind in ("line", "step") and not s.quiet and s.x.size]
-    if not 1 < len(named) <= NAMED_LINES:
+    if len(chart.series) < 2 or not 1 <= len(named) <= NAMED_LINES:
         return []
     curves = []
     for series in named:
