@@ -23,7 +23,7 @@ def worst_table(run: Run, verdict: Verdicts, late: Lateness) -> str:
     rows = worst_requests(log, verdict, WORST, mode).tolist()
     if not rows:
         return "<p>Every request met its SLO.</p>"
-    names = PARTS if log.token_step is not None else CLIENT_PARTS
+    names: tuple[str, ...] = PARTS if log.token_step is not None else CLIENT_PARTS
     has_slo = bool(verdict.has_slo.any())
     body, longest, exact = "", 0.0, True
     parts = {i: parts_of(log, i, run.decisions) for i in rows}
