@@ -38,11 +38,15 @@ def variants(family: str, mode: str = "deadline") -> tuple[str, ...]:
 
 
 def version(family: str) -> str:
-    """Digest of the challenger's source: a changed policy is measured again. "" for a rival."""
-    if family != TIDE:
+    """Digest of the challenger's source, or of the bound's: what was changed is measured again. "" for a rival."""
+    package = Path(slacktide.__file__).parent
+    core, search = package / "core", package / "search"
+    if family == TIDE:
+        files = sorted([*core.glob("tide*.py"), *core.glob("kernels_tide*.py"), core / "policies" / "tide.py"])
+    elif family == "bound":
+        files = [search / name for name in ("bounds.py", "demand.py", "step_prices.py")]
+    else:
         return ""
-    core = Path(slacktide.__file__).parent / "core"
-    files = sorted([*core.glob("tide*.py"), *core.glob("kernels_tide*.py"), core / "policies" / "tide.py"])
     digest = hashlib.sha256()
     for path in files:
         if path.exists():

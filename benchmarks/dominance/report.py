@@ -22,18 +22,20 @@ NOT_YET = "-"
 
 
 class Results:
-    """Rows of all files, of those for one piece the newest; `stale`: some of `tide` are of another version of it."""
+    """Rows of all files, of those for one piece the newest; `stale`: whose rows are in part of another version."""
 
     def __init__(self, folder: Path) -> None:
         self.rows: dict[tuple[str, str, str], Row] = {}
-        self.stale = False
         for side in ("baselines", "bounds", TIDE):
             path = folder / f"{side}.jsonl"
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
                 if line.endswith("\n"):
                     row = json.loads(line)
                     self.rows[row["kind"], row["cell"], row["family"]] = row
-        self.stale = any(row["family"] == TIDE and row["version"] != version(TIDE) for row in self.rows.values())
+        self.stale = [
+            family for family in (TIDE, "bound")
+            if any(row["family"] == family and row["version"] != version(family) for row in self.rows.values())
+        ]  # fmt: skip
         causes = folder / "causes.json"
         self.causes: dict[str, str] = json.loads(causes.read_text(encoding="utf-8")) if causes.exists() else {}
 
@@ -123,8 +125,7 @@ def summary(results: Results, cells: list[Cell]) -> list[str]:
     done = [c for c in cells if results.best(c) is not None]
     both = [c for c in done if results.rates(c, TIDE) is not None]
     lines = [f"Cells measured: {len(done)} of {len(cells)} for all baselines, {len(both)} with `tide`."]
-    if results.stale:
-        lines.append("Some rows of `tide` were measured with an earlier version of it.")
+    lines += [f"Some rows of `{family}` were measured with an earlier version of it." for family in results.stale]
     per_cell = {
         c: found for c in both if (found := ratio(results.rates(c, TIDE) or [], (results.best(c) or ("", []))[1]))
     }

@@ -124,6 +124,9 @@ def test_keys_change_with_what_decides(bench):
         pieces.Piece("bound", cell, "bound"),
     ]
     assert len({piece.key, *(p.key for p in others)}) == 1 + len(others)
+    sources = bench["policies"].version  # rivals' rows stay; what is claimed of tide and the bound is measured anew
+    assert len({sources("tide"), sources("bound"), sources("sliding")}) == 3
+    assert sources("sliding") == ""
 
 
 def test_ratios_are_paired(bench):
