@@ -44,7 +44,7 @@ SUSTAINED_RATE = 6.0
 """Requests/s, twice the goodput: hopeless requests pile up while new ones come."""
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
-    "survey (deadlines)": [(m, n) for m in (sliding, qoserve, greedy_dynamic) for n in ("look", "begin")],
+    "survey (deadlines)": [(m, "begin") for m in (sliding, qoserve, greedy_dynamic)],
     "order (MLPS)": [(sliding.Sliding, "_sorted")],
     "packing": [(bounded.Step, "packed")],
     "predictor, one step": [(bounded, "load_time")],

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel
 from slacktide.core.latency_extended import ExtendedFeatureModel, extended_features
 from slacktide.core.pack import as_policy
@@ -179,11 +180,33 @@ def test_a_refit_that_is_worse_on_the_steps_kept_out_is_rejected(shapes):
 
 
 def test_outliers_teach_nothing(shapes):
-    refitter = Refitter(truth(), refit_every=5)
-    for shape in shapes[800:830]:
-        refitter.observe(shape, 30.0)
-        refitter.observe(shape, float("nan"))
-    assert (refitter.outliers, refitter.refits) == (30, 0)
+    """Five hiccups in a row, and one step in twenty."""
+    model = truth()
+    refitter = Refitter(model, refit_every=10**9)
+    for i, shape in enumerate(shapes[800:1100]):
+        if i < 5 or i % 20 == 0:
+            refitter.observe(shape, 30.0)
+            refitter.observe(shape, float("nan"))
+        else:
+            refitter.observe(shape, float(model.step_times(shape[None, :])[0]))
+    assert refitter.outliers == 5 + 14
+    refitter.refit()
+    assert error(refitter.model, model, shapes[800:]) < 1e-6
+
+
+def test_where_many_steps_are_far_off_the_prediction_is_wrong(shapes):
+    """Every third kind of step takes a sixth of what the model says: no median shows it, and no refit may miss it."""
+    model, mixed = truth(), shapes[800:]
+    few = mixed[:, s.PREFILL_TOKENS] < np.percentile(mixed[:, s.PREFILL_TOKENS], 33)
+    real = np.where(few, 1 / 6, 1.0) * model.step_times(mixed)
+    refitter = Refitter(model)
+    for _ in range(12):
+        for shape, took in zip(mixed, real.tolist(), strict=True):
+            refitter.observe(shape, took)
+    assert refitter.refits >= 1
+    wrong = [np.median(np.abs(one.step_times(mixed[few]) / real[few] - 1)) for one in (model, refitter.model)]
+    assert wrong[1] < 0.5 * wrong[0]
+    assert refitter.outliers < 0.2 * 12 * few.sum()
 
 
 def test_background_refit_swaps_the_model(shapes):

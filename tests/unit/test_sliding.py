@@ -115,14 +115,14 @@ def test_late_decodes_bind_softly():
 
 
 def test_end_to_end_target_becomes_a_pace():
-    from slacktide.core.bounded import look
+    from slacktide.core.bounded import begin
 
     rows = [
         {"prompt": 10, "computed": 11, "output": 2, "e2e": 2.0, "first": 0.1, "max_tokens": 12},
         {"prompt": 10, "e2e": 2.0, "max_tokens": 12},
         {"prompt": 10, "e2e": 0.5, "max_tokens": 12},
     ]
-    found = look(view(rows, now=1.0), expected_output=100)
+    found = begin(view(rows, now=1.0), 1.0, None, expected_output=100).survey
     step = AFFINE.step_time(np.array([1]), np.array([11]), np.array([True]))
     assert found.slack[0] == found.pace[0] == pytest.approx(1.0 / 10)
     assert found.slack[1] == pytest.approx(1.0 - 11 * step)

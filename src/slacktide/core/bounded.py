@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from slacktide.core.chunker import Load, load_time, prefill_within
-from slacktide.core.deadlines import Survey, survey, with_e2e
-from slacktide.core.kinds import DECODE, PREFILL
+from slacktide.core.deadlines import Survey, with_e2e
+from slacktide.core.kinds import PREFILL
+from slacktide.core.loading import kernels
 from slacktide.core.pack import pack
+from slacktide.core.shape import SHAPE_SIZE
 from slacktide.core.types import IntArray, Plan, StepView
 
 DEFAULT_MARGIN = 1.1
@@ -34,11 +36,12 @@ class Step:
     decodes: IntArray
     prefills: IntArray
     """Rows that have prompt tokens to compute, in (arrival, id) order."""
-
-    @property
-    def decode_load(self) -> Load:
-        """The decodes alone."""
-        return self.load(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+    least: float
+    """Predicted seconds of the decodes alone; as all times here with the margin on top."""
+    smallest: float
+    """The same with one token of the first prompt."""
+    full: float
+    """The same with as many tokens of the first prompt as the step may have."""
 
     def load(self, rows: IntArray, tokens: IntArray) -> Load:
         """The decodes and the prompts `rows` with `tokens` each."""
@@ -60,62 +63,70 @@ class Step:
 
     def queue(self, plan: Plan) -> tuple[int, IntArray, IntArray]:
         """(decodes in the plan, rows of its prompts, their tokens); decodes stand first."""
-        first = int((self.survey.kind[plan.rows] != PREFILL).sum())
-        return first, plan.rows[first:], plan.num_scheduled_tokens[first:]
+        first, rows = self.decodes.size, plan.rows
+        if first and not (rows.size >= first and rows[first - 1] == self.decodes[-1]):  # not all of them fit
+            first = int((self.survey.kind[rows] != PREFILL).sum())
+        return first, rows[first:], plan.num_scheduled_tokens[first:]
 
 
-def look(view: StepView, *, rebase: bool = True, expected_output: float = 256.0) -> Survey:
-    """Survey the rows, end-to-end targets included; a decode step of now is the pace of streams without a TBT."""
-    found = survey(view, rebase=rebase)
-    if not np.isfinite(view.live.slo_e2e).any():
-        return found
-    none = np.empty(0, dtype=np.int64)
-    decodes = Load(max(found.num_decodes, 1), found.context, found.longest, none, none)
-    return with_e2e(view, found, expected_output, load_time(view.latency, decodes, 0))
+def begin(
+    view: StepView, margin: float, max_chunk: int | None, *, rebase: bool = True, expected_output: float = 256.0
+) -> Step:
+    """Survey the rows, end-to-end targets included, and sort them by kind (compiled: `kernels_bounded.begin`).
 
-
-def begin(view: StepView, survey: Survey, margin: float, max_chunk: int | None) -> Step:
-    """Sort the rows by kind. Decodes that exceed the token budget run by deadline, others in the order of admission."""
-    limit = view.limits.max_num_batched_tokens
-    limit = limit if max_chunk is None else min(limit, max(max_chunk, survey.num_decodes))
-    decodes = np.flatnonzero(survey.kind == DECODE)
-    key = survey.slack if decodes.size > limit else view.live.admission_order
-    rank = key[decodes]
-    if decodes.size > 1 and not bool((rank[1:] > rank[:-1]).all()):
+    A decode step of now is the pace of streams without a TBT. Decodes that exceed the token budget run by deadline,
+    others in the order of admission.
+    """
+    live, limits = view.live, view.limits
+    n = live.index.size
+    columns, times = np.empty((5, n), dtype=np.int64), np.empty((2, n))
+    num_decodes, context, longest, listed, num_prefills, limit, in_order, has_e2e, least, smallest, full = (
+        kernels("bounded").begin(
+            *live.columns, n, view.now, limits.max_model_len, rebase, view.latency.packed,
+            limits.max_num_batched_tokens, max_chunk or 0, columns, times, np.empty(SHAPE_SIZE),
+        )
+    )  # fmt: skip
+    found = Survey(columns[0], times[0], times[1], columns[1], columns[2], num_decodes, context, longest)
+    if has_e2e:
+        none = columns[0, :0]
+        found = with_e2e(
+            view,
+            found,
+            expected_output,
+            load_time(view.latency, Load(max(num_decodes, 1), context, longest, none, none), 0),
+        )
+    decodes = columns[3, :listed]
+    if listed > limit or not in_order:
+        rank = (found.slack if listed > limit else live.admission_order)[decodes]
         decodes = decodes[np.argsort(rank, kind="stable")]
-    return Step(view, survey, margin, limit, decodes, np.flatnonzero(survey.kind == PREFILL))
+    prefills = columns[4, :num_prefills]
+    return Step(view, found, margin, limit, decodes, prefills, margin * least, margin * smallest, margin * full)
 
 
 def decode_only(step: Step, why: dict[str, Any] | None = None) -> Plan:
     """All decodes, nothing else."""
-    plan = step.packed(np.empty(0, dtype=np.int64))
-    seconds = step.seconds(step.decode_load, 0) / step.margin if plan.rows.size else None
+    plan = step.packed(step.prefills[:0])
     return Plan(
         plan.rows, plan.num_scheduled_tokens, plan.preempted, token_cap=int(plan.num_scheduled_tokens.sum()),
-        predicted_step_time=seconds, why=why,
+        predicted_step_time=step.least / step.margin if plan.rows.size else None, why=why,
     )  # fmt: skip
 
 
 def cut(step: Step, plan: Plan, prefill: int, why: dict[str, Any], relegated: IntArray | None = None) -> Plan:
-    """The packed plan with at most `prefill` prompt tokens, taken from its end.
+    """The packed plan with at most `prefill` prompt tokens, taken from its end; `plan` is used up.
 
     What is left was packed in the same order, so seats and blocks suffice and the composition is the predicted one.
     """
-    first, rows, tokens = step.queue(plan)
-    if first == 0 and prefill <= 0 and rows.size:  # no bound is worth an engine that stands still
+    first, _, tokens = step.queue(plan)
+    if first == 0 and prefill <= 0 and tokens.size:  # no bound is worth an engine that stands still
         prefill = int(tokens[0])
-    ends = np.cumsum(tokens)
-    kept = int(np.searchsorted(ends, prefill, side="left")) + 1 if prefill > 0 else 0
-    rows, tokens = rows[:kept], tokens[:kept].copy()
-    if kept and kept <= ends.size and int(ends[kept - 1]) > prefill:
-        tokens[-1] -= int(ends[kept - 1]) - prefill
-    seconds = load_time(step.view.latency, step.load(rows, tokens), int(tokens.sum()))
+    found = step.survey
+    kept, total, seconds = kernels("bounded").cut(
+        plan.rows, plan.num_scheduled_tokens, first, prefill, found.computed, step.view.latency.packed,
+        float(found.num_decodes), found.context, found.longest, np.empty(SHAPE_SIZE),
+    )  # fmt: skip
     return Plan(
-        np.concatenate((plan.rows[:first], rows)),
-        np.concatenate((plan.num_scheduled_tokens[:first], tokens)),
-        plan.preempted,
-        relegated=np.empty(0, dtype=np.int64) if relegated is None else relegated,
-        token_cap=first + int(tokens.sum()),
-        predicted_step_time=seconds,
-        why=why,
-    )
+        plan.rows[:kept], plan.num_scheduled_tokens[:kept], plan.preempted,
+        relegated=step.prefills[:0] if relegated is None else relegated,
+        token_cap=first + total, predicted_step_time=seconds, why=why,
+    )  # fmt: skip

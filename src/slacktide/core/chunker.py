@@ -25,6 +25,7 @@ import numpy as np
 from slacktide.core import shape as s
 from slacktide.core.budget import fill_shapes, max_tokens
 from slacktide.core.latency import LatencyModel
+from slacktide.core.loading import kernels
 from slacktide.core.types import FloatArray, IntArray
 
 Mode = Literal["greedy", "clamped", "frozen", "dual", "paper"]
@@ -45,10 +46,8 @@ class Load(NamedTuple):
 
 def load_time(model: LatencyModel, load: Load, prefill: int, scratch: FloatArray | None = None) -> float:
     """Predicted seconds of the decodes plus `prefill` tokens of the queue in order."""
-    from slacktide.core.kernels_sliding import time_of
-
     return float(
-        time_of(
+        kernels("sliding").time_of(
             model.packed, float(load.num_decodes), load.context, load.longest, load.remaining, load.computed,
             float(prefill), np.empty(s.SHAPE_SIZE) if scratch is None else scratch,
         )
@@ -60,15 +59,12 @@ def prefill_within(model: LatencyModel, load: Load, time: float, limit: int) -> 
 
     Monotone in `time`, whatever the model does (`budget.max_tokens`).
     """
-    from slacktide.core.kernels_latency import max_tokens_packed
-
-    budget = max_tokens_packed(
-        model.packed, time, load.num_decodes, load.context, load.longest, load.remaining, load.computed, limit,
-        np.zeros(s.SHAPE_SIZE),
+    return int(
+        kernels("sliding").prefill_within(
+            model.packed, time, float(load.num_decodes), load.context, load.longest, load.remaining, load.computed,
+            limit, np.empty(s.SHAPE_SIZE),
+        )
     )  # fmt: skip
-    if budget == 0 and load.num_decodes > 0:
-        return -1
-    return min(int(budget) - load.num_decodes, int(load.remaining.sum()))
 
 
 def split(
@@ -92,17 +88,13 @@ def split(
         most = prefill_within(model, load, float(bounds[0]), limit)
         return most, most
     if mode == "paper":
-        from slacktide.core.kernels_sliding import split_literal
-
-        budget = split_literal(
+        budget = kernels("sliding").split_literal(
             model.packed, float(bounds[0]), float(bounds[1] - bounds[0]), load.num_decodes, load.context, load.longest,
             load.remaining, load.computed, limit, np.zeros(s.SHAPE_SIZE),
         )  # fmt: skip
         most = prefill_within(model, load, float(bounds[0]), limit)
         return min(max(int(budget) - load.num_decodes, 0), int(load.remaining.sum())), most
-    from slacktide.core.kernels_sliding import split_window
-
-    chosen, most = split_window(
+    chosen, most = kernels("sliding").split_window(
         model.packed, bounds, float(load.num_decodes), load.context, load.longest, load.remaining, load.computed, limit,
         survival, cap, gain, mode == "frozen", mode == "dual", np.zeros(s.SHAPE_SIZE),
     )  # fmt: skip

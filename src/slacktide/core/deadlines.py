@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from slacktide.core.kinds import DECODE, IDLE, PREFILL
+from slacktide.core.loading import kernels
 from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, StepView
 
 
@@ -38,12 +39,10 @@ class Survey(NamedTuple):
 
 def survey(view: StepView, *, rebase: bool = True) -> Survey:
     """Look at every row once, without end-to-end targets (compiled; `survey_reference` is its twin)."""
-    from slacktide.core.kernels_deadlines import survey as compiled
-
     live = view.live
     n = live.index.size
     ints, floats = np.empty((3, n), dtype=np.int64), np.empty((2, n))
-    decodes, context, longest = compiled(
+    decodes, context, longest = kernels("deadlines").survey(
         live.columns[0], live.columns[1], n, view.now, view.limits.max_model_len, rebase, ints[0], floats[0], floats[1],
         ints[1], ints[2],
     )  # fmt: skip
@@ -112,10 +111,10 @@ def windows(
     slack is below `least` (the decodes' own step) cannot be saved: it binds only softly, by late_factor * pace.
     `tokens_per_step` > 1 with speculative decoding: each step then earns that many tokens' time.
     """
-    from slacktide.core.kernels_deadlines import windows as compiled
-
     bounds = np.empty(count)
-    late = compiled(found.kind, found.slack, found.pace, least, late_factor, tokens_per_step, bounds)
+    late = kernels("deadlines").windows(
+        found.kind, found.slack, found.pace, least, late_factor, tokens_per_step, bounds
+    )
     return bounds, int(late)
 
 

@@ -33,10 +33,10 @@ class ArrivalGuard:
 
     def watch(self, live: Live, prefills: IntArray) -> None:
         """Take in prompts that came since the last look. `prefills` are rows in order of arrival."""
+        if live.arrival_time[prefills[-1]] <= self.last_arrival:
+            return
         arrivals = live.arrival_time[prefills]
         fresh = prefills[int(np.searchsorted(arrivals, self.last_arrival, side="right")) :]
-        if not fresh.size:
-            return
         self.last_arrival = float(arrivals[-1])
         for target in live.slo_ttft[fresh].tolist():
             self._recent[self.count % RECENT] = target
@@ -53,5 +53,4 @@ class ArrivalGuard:
         if share <= 0:
             return math.inf
         self.watch(step.view.live, step.prefills)
-        smallest = step.seconds(step.load(step.prefills[:1], np.ones(1, dtype=np.int64)), 1)
-        return smallest + share * self.tightest
+        return step.smallest + share * self.tightest

@@ -196,6 +196,27 @@ def extended_packed(packed: FloatArray, shape: FloatArray) -> float:
 
 
 @compiled
+def extended_features_packed(packed: FloatArray, shape: FloatArray, out: FloatArray) -> None:
+    """What `extended_packed` weighs, as in `latency_extended.extended_features`: one step's into float64[8 + k]."""
+    knots = int(packed[EXTENDED_KNOTS])
+    count = int(packed[EXTENDED_KNOTS + 1])
+    n = shape[0]
+    out[0] = 1.0
+    for i in range(count):
+        low = packed[knots + i]
+        high = packed[knots + i + 1] if i + 1 < count else max(n, low)
+        out[1 + i] = max(min(n, high) - low, 0.0)
+    at = count + 1
+    out[at] = shape[1]
+    out[at + 1] = shape[5] - 0.5 * shape[6]
+    out[at + 2] = shape[4]
+    out[at + 3] = shape[9]
+    out[at + 4] = shape[8]
+    out[at + 5] = shape[7]
+    out[at + 6] = shape[2]
+
+
+@compiled
 def affine_packed(packed: FloatArray, shape: FloatArray) -> float:
     """alpha + beta n by scene; in a mixed batch n (1-r) r kappa = kappa * decodes * prefill tokens / n."""
     at = AFFINE_VALUES

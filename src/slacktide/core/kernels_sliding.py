@@ -59,7 +59,7 @@ def advance(
 
 
 @compiled
-def _prefill_within(
+def prefill_within(
     packed: FloatArray,
     time: float,
     decodes: float,
@@ -117,7 +117,7 @@ def _later_windows(
             step = share
         else:
             room = min(bounds[j] - elapsed, cap)
-            step = _prefill_within(packed, room, decodes, context, longest, left, done, limit, shape)
+            step = prefill_within(packed, room, decodes, context, longest, left, done, limit, shape)
             if step < 0:
                 return total, np.inf
         spent = time_of(packed, decodes, context, longest, left, done, float(step), shape)
@@ -155,7 +155,7 @@ def split_window(
     queue = 0
     for i in range(remaining.size):
         queue += max(remaining[i], 0)
-    most = _prefill_within(packed, bounds[0], decodes, context, longest, remaining, computed, limit, shape)
+    most = prefill_within(packed, bounds[0], decodes, context, longest, remaining, computed, limit, shape)
     if most <= 0 or most >= queue or bounds.size < 2:
         return most, most
     spent = time_of(packed, decodes, context, longest, remaining, computed, float(most), shape)

@@ -11,6 +11,7 @@ once per decision, so no swap happens inside one.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -18,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from slacktide.core.latency_extended import ExtendedFeatureModel, extended_features
-from slacktide.core.latency_families import SCENES, scenes
+from slacktide.core import shape as s
+from slacktide.core.latency_extended import ExtendedFeatureModel
+from slacktide.core.latency_families import SCENES
+from slacktide.core.loading import kernels
 from slacktide.core.types import RUNNING, FloatArray, Plan, StepResult, StepView
 
 PRIOR_STEPS = 200
@@ -39,7 +42,13 @@ DRIFT = 0.10
 DRIFT_MEMORY = 0.98
 """Weight of the past in that error: the last 50 steps count."""
 OUTLIER = 4.0
-"""A step this many times slower or faster than predicted (a graph captured, a paused process) teaches nothing."""
+"""A step this many times slower or faster than predicted is far off. One now and then (a graph captured, a process
+paused) teaches nothing."""
+FAR_MEMORY = 0.98
+"""Weight of the past in a scene's share of steps that are far off: the last 50 count."""
+FAR_SHARE = 0.1
+"""From this share on the prediction is wrong, not the steps: they teach, held to OUTLIER times off. Without that, what
+a first model never comes near would be left out of every refit. Five hiccups in a row stay below it."""
 
 
 @dataclass
@@ -51,7 +60,9 @@ class _Scene:
     steps: float = 0.0
     seen: int = 0
     drift: float = 0.0
+    far: float = 0.0
     quiet_until: int = 0
+    due_at: int = -1
     held: deque[tuple[FloatArray, float]] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def add(self, x: FloatArray, time: float, forget: float) -> None:
@@ -82,16 +93,19 @@ class Refitter:
 
     def observe(self, shape: FloatArray, time: float, weight: float = 1.0) -> None:
         """Take one finished step: float64[12], seconds. `weight` < 1 for a step that is less to be trusted."""
-        if not (np.isfinite(time) and time > 0 and shape[0] > 0):
+        if not (math.isfinite(time) and time > 0 and shape[s.NUM_TOKENS] > 0):
             return
-        shapes = shape[None, :]
-        predicted = float(self.model.reference(shapes)[0])
-        if not 1 / OUTLIER <= time / predicted <= OUTLIER:
+        packed, compiled = self.model.packed, kernels("latency")
+        predicted = float(compiled.step_time_packed(packed, shape))
+        scene = self._scenes[0 if not shape[s.PREFILL_TOKENS] > 0 else 2 if shape[s.NUM_DECODES] > 0 else 1]
+        nearest = min(max(time, predicted / OUTLIER), predicted * OUTLIER)
+        scene.far = FAR_MEMORY * scene.far + (1 - FAR_MEMORY) * (time != nearest)
+        if time != nearest and scene.far < FAR_SHARE:
             self.outliers += 1
             return
-        x = extended_features(shapes, self.model.knots)[0]
+        time, x = nearest, np.empty(self.model.weights.shape[1])
+        compiled.extended_features_packed(packed, shape, x)
         with self._lock:
-            scene = self._scenes[int(scenes(shapes)[0])]
             scene.seen += 1
             scene.drift = DRIFT_MEMORY * scene.drift + (1 - DRIFT_MEMORY) * (time / predicted - 1.0)
             if scene.seen % HOLDOUT == 0:
@@ -99,14 +113,16 @@ class Refitter:
             else:
                 scene.add(x * np.sqrt(weight), time * np.sqrt(weight) if weight != 1.0 else time, self._forget)
             self._since += 1
-            due = self._since >= self._every
+            due = self._since >= self._every or scene.seen == scene.due_at
             if abs(scene.drift) > DRIFT and scene.seen >= max(self._least, scene.quiet_until):
                 # What was true before the change is in the way: a tenth of it stays.
                 self.drifts += 1
                 scene.gram, scene.right, scene.steps = scene.gram * 0.1, scene.right * 0.1, scene.steps * 0.1
                 scene.drift, scene.quiet_until = 0.0, scene.seen + 2 * self._least
+                # As soon as there is enough to fit and to judge by, and before the next drift can be noticed: or an
+                # error that stays would start the wait anew each time, and nothing would ever be refitted.
+                scene.due_at, due = scene.seen + self._least * HOLDOUT // (HOLDOUT - 1), False
                 scene.held.clear()
-                self._since, due = max(0, self._every - self._least), False  # as soon as there is enough to judge by
             if due:
                 self._since = 0
         if due:
@@ -124,7 +140,7 @@ class Refitter:
         old = self.model
         weights, changed = old.weights.copy(), False
         with self._lock:
-            states = [(s.gram.copy(), s.right.copy(), s.steps, list(s.held)) for s in self._scenes]
+            states = [(one.gram.copy(), one.right.copy(), one.steps, list(one.held)) for one in self._scenes]
         for i, (gram, right, steps, held) in enumerate(states):
             if steps < self._least or len(held) < self._least // (2 * HOLDOUT):
                 continue

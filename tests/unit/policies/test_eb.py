@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slacktide.core.latency import AffineModel
-from slacktide.core.policies._exclusive import Rule, streams_slack
+from slacktide.core.policies._exclusive import Rule, look
 from slacktide.core.policies.eb import Eb
 from slacktide.core.policies.vllm_v0 import VllmV0
 from slacktide.core.types import Plan, StepView
@@ -161,9 +161,9 @@ def test_slack_of_streams_that_are_late_or_have_no_deadline():
 
     class Spy(Eb):
         def plan(self, view: StepView) -> Plan:
-            decode = view.live.is_decode
-            if decode.any():
-                seen.append(streams_slack(view, decode))
+            found = look(view)
+            if found.streams:
+                seen.append((found.slack, found.gap))
             return super().plan(view)
 
     model = AffineModel(alpha_p=1.0, beta_p=1e-9, alpha_d=1.0, beta_d=1e-9)

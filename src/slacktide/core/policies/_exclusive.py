@@ -9,15 +9,16 @@ would miss its first token by waiting any longer starts the refill at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from slacktide.core.budget import max_tokens
-from slacktide.core.kv import blocks_for
+from slacktide.core.chunker import Load, load_time
+from slacktide.core.loading import kernels
 from slacktide.core.pack import pack
-from slacktide.core.policies._shared import by_admission, phases, uncached_tokens, with_seats
-from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Plan, StepView
+from slacktide.core.policies._shared import by_admission, uncached_tokens, with_seats
+from slacktide.core.shape import SHAPE_SIZE
+from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan, StepView
 
 Form = Literal["sound", "paper"]
 
@@ -68,165 +69,139 @@ class Rule:
         return fillable >= (need if self.enough is None else min(need, max(self.enough, 1)))
 
 
+class Look(NamedTuple):
+    """What the machine must know of the rows (compiled: `kernels_exclusive.look`)."""
+
+    num_running: int
+    num_decodes: int
+    """Streams that can decode in this step."""
+    num_half_done: int
+    num_waiting: int
+    fillable: int
+    """How many leading waiting prompts seats and free KV blocks admit now, a reserve of blocks left free."""
+    has_slo: bool
+    """Any row has a TTFT or TBT target."""
+    streams: int
+    """All rows that decode; one may end with the step in flight."""
+    context: float
+    """Their computed tokens, summed."""
+    longest: float
+    """Most of them."""
+    slack: float
+    """Seconds until the first stream is due, infinite without targets. It is due at its deadline, or, if that is nearer
+    than one TBT after its last token (it is late already, or has no TTFT target to count deadlines from), at that
+    moment: a late stream still gets a token every TBT."""
+    gap: float
+    """Smallest TBT target of the streams."""
+    rows: IntArray
+    """int64[3, n], see `kernels_exclusive`."""
+
+    @property
+    def decode(self) -> IntArray:
+        """int64[n]: 1 for each row that decodes: as caps for the packer, a step of decodes alone."""
+        decode: IntArray = self.rows[0]
+        return decode
+
+    @property
+    def waiting(self) -> IntArray:
+        """Rows without a seat, in order of arrival."""
+        waiting: IntArray = self.rows[2, : self.num_waiting]
+        return waiting
+
+
+def look(view: StepView, reserve: int = 0) -> Look:
+    """Look at every row once; `reserve`: blocks that admission leaves free while something runs."""
+    live, limits = view.live, view.limits
+    rows = np.empty((3, live.index.size), dtype=np.int64)
+    found = kernels("exclusive").look(
+        *live.columns, live.index.size, view.now, limits.max_num_seqs, limits.block_size, limits.num_free_blocks,
+        limits.max_model_len, reserve, rows,
+    )  # fmt: skip
+    return Look._make((*found, rows))
+
+
 def plan_exclusive(view: StepView, phase: Phase, rule: Rule) -> Plan:
     """One step of the machine; `phase` is updated."""
     view = with_seats(view, rule.slots)
-    live = view.live
-    now = phases(view)
-    running, decode, half_done, waiting = now.running, now.decode, now.half_done, now.waiting
-    num_decodes = now.decodes.size
     reserve = max(view.limits.watermark_blocks, int(rule.kv_guard * view.limits.num_blocks))
-    fillable = num_fillable(view, waiting, int(running.sum()), reserve)
-    has_slo = bool(np.isfinite(live.slo_tbt).any() or np.isfinite(live.slo_ttft).any())
+    now = look(view, reserve)
     if not phase.prefilling:
-        offered = fillable if rule.form == "sound" else _paper_fillable(view, waiting.size, running, rule)
+        offered = now.fillable if rule.form == "sound" else _paper_fillable(view, now, rule)
         phase.prefilling = (
-            num_decodes == 0
-            or half_done.size > 0
-            or rule.ready(num_decodes, offered)
-            or (has_slo and fillable > 0 and first_token_at_risk(view, decode, waiting[:fillable]))
+            now.num_decodes == 0
+            or now.num_half_done > 0
+            or rule.ready(now.num_decodes, offered)
+            or (now.has_slo and now.fillable > 0 and _first_token_at_risk(view, now))
         )
-    if phase.prefilling and (half_done.size or fillable):
-        plan = _prompt_step(view, phase, decode, half_done, waiting, reserve, has_slo)
+    if phase.prefilling and (now.num_half_done or now.fillable):
+        plan = _prompt_step(view, phase, now, reserve)
         if plan.rows.size or plan.preempted.size:
             return plan
     phase.prefilling, phase.yielded = False, False
-    plan = pack(view, chunk_cap=decode.astype(np.int64), admit=False)
+    plan = pack(view, chunk_cap=now.decode, admit=False)
     if plan.rows.size or plan.preempted.size:
         return plan
     phase.prefilling = True
     return pack(view)  # neither phase can run anything (a single request larger than what is free): vLLM's own order
 
 
-def num_fillable(view: StepView, waiting: IntArray, num_running: int, reserve: int) -> int:
-    """How many leading waiting prompts seats and free KV blocks admit now, `reserve` blocks left free."""
-    live, limits = view.live, view.limits
-    heads = waiting[: max(limits.max_num_seqs - num_running, 0)]
-    if not heads.size:
-        return 0
-    known = np.minimum(live.num_prompt_tokens[heads] + live.num_output_tokens[heads], limits.max_model_len)
-    shared = live.num_cached_tokens[heads] // limits.block_size - live.num_cached_free_blocks[heads]
-    blocks = np.cumsum(blocks_for(known, limits.block_size) - shared)
-    room = limits.num_free_blocks - (reserve if num_running else 0)
-    return int(np.searchsorted(blocks, room, side="right"))
-
-
-def _paper_fillable(view: StepView, num_waiting: int, running: BoolArray, rule: Rule) -> int:
+def _paper_fillable(view: StepView, now: Look, rule: Rule) -> int:
     """min(waiting, N - n), or 0 while less of the KV pool is free than the guard asks for (authors' code)."""
     limits = view.limits
     if limits.num_free_blocks < rule.kv_guard * limits.num_blocks:
         return 0
-    return min(num_waiting, max(limits.max_num_seqs - int(running.sum()), 0))
+    return min(now.num_waiting, max(limits.max_num_seqs - now.num_running, 0))
 
 
-def _prompt_step(
-    view: StepView, phase: Phase, decode: BoolArray, half_done: IntArray, waiting: IntArray, reserve: int, has_slo: bool
-) -> Plan:
+def _prompt_step(view: StepView, phase: Phase, now: Look, reserve: int) -> Plan:
     """Prompt chunks alone; a decode step first, or both in one step, where a running stream is due."""
     budget = view.limits.max_num_batched_tokens
-    order = np.concatenate((half_done, waiting))
-    if has_slo and decode.any():
-        slack, gap = streams_slack(view, decode)
-        if slack < np.inf:
-            ready = budget_within(view, order, slack - decode_time(view, decode))
-            if ready < min(MIN_CHUNK, int(uncached_tokens(view)[order].sum())):
-                if not phase.yielded:
-                    phase.yielded = True
-                    return pack(view, chunk_cap=decode.astype(np.int64), admit=False)
-                # Not even a fresh gap has room for both kinds of step: they share one.
-                order = np.concatenate((by_admission(view, np.flatnonzero(decode)), order))
-                ready = max(budget_within(view, order, gap), int(decode.sum()) + MIN_CHUNK)
-            budget = min(budget, ready)
+    order = np.concatenate((by_admission(view, now.rows[1, : now.num_half_done]), now.waiting))
+    if now.slack < np.inf:
+        ready = budget_within(view, order, now.slack - _decode_time(view, now))
+        if ready < MIN_CHUNK and ready < int(uncached_tokens(view)[order].sum()):
+            if not phase.yielded:
+                phase.yielded = True
+                return pack(view, chunk_cap=now.decode, admit=False)
+            # Not even a fresh gap has room for both kinds of step: they share one.
+            order = np.concatenate((by_admission(view, np.flatnonzero(now.decode)), order))
+            ready = max(budget_within(view, order, now.gap), now.streams + MIN_CHUNK)
+        budget = min(budget, ready)
     phase.yielded = False
     return pack(view, order, token_budget=budget, watermark_blocks=reserve)
 
 
-# ---- SLO guards --------------------------------------------------------------------------------------------------
+def _first_token_at_risk(view: StepView, now: Look) -> bool:
+    """Whether a prompt that could be admitted must not wait for slots any longer (TTFT)."""
+    found = kernels("exclusive").first_token_at_risk(
+        *view.live.columns, view.now, view.latency.packed, view.limits.max_num_batched_tokens, HOLD,
+        now.waiting[: now.fillable], float(now.streams), now.context, now.longest, now.gap, np.zeros(SHAPE_SIZE),
+    )  # fmt: skip
+    return bool(found)
 
 
-def streams_slack(view: StepView, decode: BoolArray) -> tuple[float, float]:
-    """(seconds until the first running stream is due, smallest TBT target among them); infinite without targets.
-
-    A stream is due at its deadline, or, if that is nearer than one TBT after its last token (it is late already, or
-    has no TTFT target to count deadlines from), at that moment: a late stream still gets a token every TBT.
-    """
-    live = view.live
-    tbt = live.slo_tbt[decode]
-    last = live.last_token_time[decode]
-    last = np.where(np.isnan(last), view.now, last)  # its first token is on the way (async scheduling)
-    deadline = live.next_deadline[decode]
-    deadline = np.where(np.isfinite(live.slo_ttft[decode]), deadline, -np.inf)
-    due = np.where(np.isfinite(tbt), np.maximum(deadline, last + tbt), np.inf)
-    return float(due.min(initial=np.inf) - view.now), float(tbt.min(initial=np.inf))
-
-
-def first_token_at_risk(view: StepView, decode: BoolArray, heads: IntArray) -> bool:
-    """One of the admissible `heads` can still meet its TTFT, and has waited for slots as long as it may.
-
-    It may wait until HOLD of its TTFT is over, and no longer than its prefill allows: full prompt steps for all tokens
-    up to its own, which take longer where running streams interrupt them once every TBT.
-    """
-    live, limits = view.live, view.limits
-    ttft = live.slo_ttft[heads]
-    target = live.arrival_time[heads] + ttft
-    if not np.isfinite(target).any():
-        return False
-    tokens = np.cumsum(np.maximum(uncached_tokens(view)[heads], 1)).astype(np.float64)
-    budget = limits.max_num_batched_tokens
-    # T(n) is near a line: its two ends give it.
-    first, full = (
-        view.latency.step_time(np.array([max(int(n), 1)]), np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.bool_))
-        for n in (min(tokens[0], budget), budget)
-    )
-    left = tokens % budget
-    share = np.clip((left - tokens[0]) / max(budget - tokens[0], 1.0), 0.0, 1.0)
-    needed = (tokens // budget) * full + np.where(left > 0, first + share * (full - first), 0.0)
-    step = decode_time(view, decode)
-    tbt = float(live.slo_tbt[decode].min(initial=np.inf))
-    needed = needed / max(1.0 - step / tbt, 0.1)
-    slack = target - view.now - needed
-    patience = live.arrival_time[heads] + HOLD * ttft - view.now
-    return bool(((slack >= 0) & (np.minimum(slack, patience) < step)).any())
-
-
-def decode_time(view: StepView, decode: BoolArray) -> float:
+def _decode_time(view: StepView, now: Look) -> float:
     """Predicted seconds of a decode step of all running streams."""
-    contexts = view.live.num_computed_tokens[decode]
-    return view.latency.step_time(np.ones_like(contexts), contexts, np.ones(contexts.size, dtype=np.bool_))
+    nobody = now.rows[0, :0]
+    return load_time(view.latency, Load(now.streams, now.context, now.longest, nobody, nobody), 0)
 
 
 def budget_within(view: StepView, order: IntArray, seconds: float) -> int:
     """Most tokens of a step within `seconds`: the decodes among `order`, one token each, then its prompts in order."""
-    live = view.live
-    decode = live.is_decode[order]
-    contexts, prompts = live.num_computed_tokens[order[decode]], order[~decode]
-    computed = np.where(live.status == RUNNING, live.num_computed_tokens, live.num_cached_tokens)[prompts]
-    return max_tokens(
-        view.latency,
-        seconds,
-        num_decodes=int(contexts.size),
-        decode_context=float(contexts.sum()),
-        decode_max_context=float(contexts.max(initial=0)),
-        prefill_remaining=live.num_prompt_tokens[prompts] + live.num_output_tokens[prompts] - computed,
-        prefill_computed=computed,
-        limit=view.limits.max_num_batched_tokens,
-    )
+    limit = view.limits.max_num_batched_tokens
+    packed, shape = view.latency.packed, np.zeros(SHAPE_SIZE)
+    return int(kernels("exclusive").budget_within(view.live.columns[0], packed, order, seconds, limit, shape))
 
 
 def plan_mixed(view: StepView) -> Plan:
     """vLLM's own mixed batch; with TBT targets cut so that no running stream waits past its due time."""
-    live = view.live
-    if np.isfinite(live.slo_tbt).any():
-        decode = live.is_decode
-        if decode.any() and not decode.all():
-            slack, _ = streams_slack(view, decode)
-            if slack < np.inf:
-                running = live.status == RUNNING
-                order = np.concatenate((by_admission(view, np.flatnonzero(running)), np.flatnonzero(~running)))
-                budget = budget_within(view, order, slack)
-                budget = max(budget, int(decode.sum()) + MIN_CHUNK)
-                return pack(view, token_budget=min(budget, view.limits.max_num_batched_tokens))
-    return pack(view)
+    now = look(view)
+    if now.streams == view.live.index.size or not now.slack < np.inf:
+        return pack(view)
+    running = np.flatnonzero(view.live.status == RUNNING)
+    budget = budget_within(view, np.concatenate((by_admission(view, running), now.waiting)), now.slack)
+    budget = max(budget, now.streams + MIN_CHUNK)
+    return pack(view, token_budget=min(budget, view.limits.max_num_batched_tokens))
 
 
 def output_prior(view: StepView) -> float:

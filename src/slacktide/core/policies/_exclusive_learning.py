@@ -140,8 +140,10 @@ class Account:
 def recomputed(view: StepView, plan: Plan) -> int:
     """Tokens of a plan that compute again what preemptions lost."""
     live, rows = view.live, plan.rows
+    if not live.num_preemptions.any():
+        return 0
     again = (live.num_preemptions[rows] > 0) & (live.num_tokens_needed[rows] > 1)
-    return int(plan.num_scheduled_tokens[again].sum()) if again.any() else 0
+    return int(plan.num_scheduled_tokens[again].sum())
 
 
 class MixedFit:

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from slacktide.core.loading import kernels
 from slacktide.core.pack import pack
 from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Limits, Plan, StepView
 
 _NONE: IntArray = np.empty(0, dtype=np.int64)
 _NONE.flags.writeable = False
-LAST = 1 << 62
-"""Sorts behind every admission number."""
 
 
 def require_at_least(policy: Any, minimum: float, *names: str) -> None:
@@ -159,20 +158,19 @@ def pack_decodes_first(
     """Sarathi-Serve's batch: every decode, then prefill chunks in the order of `prefill_key` (lower first, ties by
     arrival) up to a total of `chunk_size` tokens. More decodes than that leave no room for a chunk.
     """
-    decode = view.live.is_decode
-    decodes = by_admission(view, np.flatnonzero(decode))
-    prefills = np.flatnonzero(~decode)
-    if prefills.size:
-        prefills = prefills[np.argsort(prefill_key[prefills], kind="stable")]
+    live = view.live
+    order, decodes = kernels("orders").decodes_first(
+        live.columns[0], live.index.size, prefill_key.astype(np.float64, copy=False)
+    )
     return pack(
         with_seats(view, max_num_seqs),
-        np.concatenate((decodes, prefills)),
-        token_budget=min(max(chunk_size, decodes.size), view.limits.max_num_batched_tokens),
+        order,
+        token_budget=min(max(chunk_size, decodes), view.limits.max_num_batched_tokens),
         watermark_blocks=watermark_blocks(view.limits, watermark),
     )
 
 
-def admission_key(view: StepView) -> IntArray:
-    """int64[n]: running rows by admission, then waiting ones."""
+def admission_key(view: StepView) -> FloatArray:
+    """float64[n]: running rows by admission, then waiting ones."""
     live = view.live
-    return np.where(live.status == RUNNING, live.admission_order, LAST)
+    return np.where(live.status == RUNNING, live.admission_order, np.inf)

@@ -9,7 +9,8 @@ import numpy as np
 from slacktide.core.bounded import Step
 from slacktide.core.constructor import can_hold
 from slacktide.core.kinds import IDLE
-from slacktide.core.priority import HOPELESS, by_class, classes, edf_feasible, hybrid_key, paper_order
+from slacktide.core.loading import kernels
+from slacktide.core.priority import HOPELESS, classes, edf_feasible, hybrid_key, paper_order
 from slacktide.core.types import RUNNING, IntArray, Plan
 
 Order = Literal["mlps", "paper", "edf", "srpf", "hybrid", "fcfs"]
@@ -28,6 +29,11 @@ def service_order(
     prompt is urgent, hopeless. With `relegation`, orders other than MLPS serve hopeless prompts last too.
     """
     live, found, rows = step.view.live, step.survey, step.prefills
+    if order == "mlps":
+        ordered, hopeless = kernels("orders").mlps(
+            live.columns[0], rows, found.slack, found.remaining, rho, float(alpha), float(beta), least
+        )
+        return ordered, hopeless
     slack, remaining = found.slack[rows], found.remaining[rows]
     protected = (live.priority[rows] < 0) | (live.num_output_tokens[rows] > 0)
     if order == "paper":
@@ -35,8 +41,6 @@ def service_order(
     relegated = live.relegated[rows] != 0
     kinds = classes(remaining, slack, rho, protected, relegated, alpha=alpha, beta=beta, least=least)
     lost = kinds >= HOPELESS
-    if order == "mlps":
-        return rows[by_class(kinds, remaining)], rows[lost]
     if order == "edf":
         key = slack
     elif order == "srpf":

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from slacktide.core.bounded import DEFAULT_MARGIN, begin, cut, decode_only, look
+from slacktide.core.bounded import DEFAULT_MARGIN, begin, cut, decode_only
 from slacktide.core.deadlines import windows
 from slacktide.core.guard import ArrivalGuard
 from slacktide.core.policies._shared import require_at_least
@@ -49,12 +49,11 @@ class GreedyDynamic:
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
-        found = look(view, expected_output=self.expected_output_tokens)
-        step = begin(view, found, self.margin, self.max_chunk)
+        step = begin(view, self.margin, self.max_chunk, expected_output=self.expected_output_tokens)
         if not step.prefills.size:
             return decode_only(step)
-        least = step.seconds(step.decode_load, 0)
-        bounds, late = windows(found, least, 1, late_factor=self.late_factor)
+        found = step.survey
+        bounds, late = windows(found, step.least, 1, late_factor=self.late_factor)
         t_cur = min(float(bounds[0]), self._guard.bound(self.guard, step))
         rows = step.prefills
         packed = step.packed(rows[np.argsort(found.slack[rows], kind="stable")])

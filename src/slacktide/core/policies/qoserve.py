@@ -12,18 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
+from slacktide.core.bounded import DEFAULT_MARGIN, begin, cut, decode_only
 from slacktide.core.deadlines import windows
 from slacktide.core.guard import ArrivalGuard
+from slacktide.core.loading import kernels
 from slacktide.core.policies._shared import require_at_least, require_at_most
 from slacktide.core.policy import register
-from slacktide.core.priority import PrefillRate, edf_feasible, hybrid_key, prior_rate
-from slacktide.core.types import RUNNING, BoolArray, FloatArray, IntArray, Plan, StepResult, StepView
-
-_LAST = 1e9
-"""Seconds added to a relegated prompt's key: behind every deadline, in the same order among themselves."""
+from slacktide.core.priority import PrefillRate, prior_rate
+from slacktide.core.types import Plan, StepResult, StepView
 
 
 @register("qoserve")
@@ -68,65 +64,26 @@ class QoServe:
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
-        found = look(view, expected_output=self.expected_output_tokens)
-        step = begin(view, found, self.margin, self.max_chunk)
+        step = begin(view, self.margin, self.max_chunk, expected_output=self.expected_output_tokens)
         if not step.prefills.size:
             return decode_only(step)
-        least = step.seconds(step.decode_load, 0)
-        bounds, late = windows(found, least, 1, late_factor=self.late_factor)
+        found = step.survey
+        bounds, late = windows(found, step.least, 1, late_factor=self.late_factor)
         t_cur = min(float(bounds[0]), self._guard.bound(self.guard, step))
-        rows = step.prefills
-        slack, remaining, rho = found.slack[rows], found.remaining[rows], self._rho(step)
-        misses = self._relegated(view, rows, slack, remaining, rho)
-        out = misses | (view.live.relegated[rows] != 0)
-        high = not edf_feasible(slack[~out], remaining[~out], rho)
-        key = self._key(view, step, slack, remaining, rho, self.alpha if high else self.alpha_low, t_cur)
-        packed = step.packed(rows[np.argsort(np.where(out, key + _LAST, key), kind="stable")])
+        rho = self._rate.value(prior_rate(step.limit, step.full))
+        order, relegated, high = kernels("orders").qoserve(
+            *view.live.columns, step.prefills, found.slack, found.remaining, rho, float(self.alpha),
+            float(self.alpha_low), self.expected_output_tokens, min(step.limit / rho, t_cur), self.relegation,
+            self.hints, self.selective_preemption,
+        )  # fmt: skip
+        packed = step.packed(order)
         _, chosen, tokens = step.queue(packed)
         prefill = step.within(step.load(chosen, tokens), t_cur)
         why = {"path": "greedy", "t_cur": t_cur, "late_decodes": late, "greedy": prefill, "high_load": high}
-        plan = cut(step, packed, prefill, why, rows[misses])
+        plan = cut(step, packed, prefill, why, relegated)
         self._rate.planned(max(min(prefill, int(tokens.sum())), 0), plan.rows.size)
         return plan
 
     def observe(self, result: StepResult) -> None:
         """Learn the pace of prefills."""
         self._rate.observe(result.step_time, result.indices.size)
-
-    def _rho(self, step: Step) -> float:
-        load = step.load(step.prefills[:1], np.array([step.limit]))
-        return self._rate.value(prior_rate(step.limit, step.seconds(load, step.limit)))
-
-    def _key(
-        self, view: StepView, step: Step, slack: FloatArray, remaining: IntArray, rho: float, alpha: float, t_cur: float
-    ) -> FloatArray:
-        """Seconds, relative to now (the same order); a half-done prompt that cannot wait stands first.
-
-        Batch work counts its expected output too; its slack already ends before that output must begin.
-        """
-        live, rows = view.live, step.prefills
-        batch = np.isinf(live.slo_ttft[rows]) & np.isfinite(live.slo_e2e[rows])
-        work = remaining + np.where(batch, np.maximum(self.expected_output_tokens - live.num_output_tokens[rows], 1), 0)
-        slack = np.minimum(slack, _LAST / 4)  # no target: behind all that have one, shortest first
-        key = hybrid_key(slack, work, alpha)
-        if self.selective_preemption:
-            spare = slack - remaining / rho
-            one_step = min(step.limit / rho, t_cur)
-            urgent = (live.status[rows] == RUNNING) & (spare >= 0) & (spare < one_step)
-            key = np.where(urgent, -_LAST, key)
-        return key
-
-    def _relegated(
-        self, view: StepView, rows: IntArray, slack: FloatArray, remaining: IntArray, rho: float
-    ) -> BoolArray:
-        """bool[m]: prompts to relegate now: predicted to miss, without KV, not relegated before."""
-        live = view.live
-        waiting: BoolArray = (live.status[rows] != RUNNING) & (live.relegated[rows] == 0)
-        misses: BoolArray = waiting & (slack < remaining / rho) & (live.num_output_tokens[rows] == 0)
-        if not self.relegation:
-            return np.zeros_like(misses)
-        if self.hints and misses.any():
-            # Priority is vLLM's: larger is less important. Only the least important level present may be relegated.
-            lowest = live.priority[rows][waiting].max()
-            misses &= live.priority[rows] == lowest
-        return misses

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from slacktide.core import chunker as chunking
-from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
+from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only
 from slacktide.core.chunker import Load
 from slacktide.core.constructor import Batch, construct, construct_paper
 from slacktide.core.deadlines import Survey, windows
@@ -145,13 +145,12 @@ class Sliding:
         if self.output_statistics:
             self._outputs.watch(view.live)
             expected = self._outputs.expected(expected)
-        found = look(view, rebase=not self._paper, expected_output=expected)
-        step = begin(view, found, self._margin, self.max_chunk)
+        step = begin(view, self._margin, self.max_chunk, rebase=not self._paper, expected_output=expected)
         gain = self.tokens_per_step or self._yield.watch(view.live, step.decodes)
         if not step.prefills.size:
             return self._done(decode_only(step), 0)
-        least = step.seconds(step.decode_load, 0) if step.decodes.size else 0.0
-        bounds, late = self._bounds(found, least, gain)
+        least = step.least
+        bounds, late = self._bounds(step.survey, least, gain)
         cap = math.inf
         if self.guard > 0 and not self._paper:
             cap = self._guard.bound(self.guard, step)
@@ -213,8 +212,7 @@ class Sliding:
 
     def _sorted(self, step: Step, least: float) -> tuple[IntArray, IntArray, float]:
         """(prompts in service order, those of them that are hopeless or relegated, pace of prefills)."""
-        load = step.load(step.prefills[:1], np.array([step.limit]))
-        rho = self._rate.value(prior_rate(step.limit, step.seconds(load, step.limit)))
+        rho = self._rate.value(prior_rate(step.limit, step.full))
         order = self.order or ("paper" if self._paper else "mlps")
         alpha = self.alpha if self.alpha is not None else 1.0 if order == "paper" else self.beta
         rows, lost = service_order(step, order, rho, least, alpha, self.beta, relegation=self.relegation)
@@ -239,7 +237,9 @@ class Sliding:
             full = step.seconds(load, int(load.remaining.sum()))
             return construct_paper(step, order, full, **sizes)
         if hopeless.size:
-            order = order[~np.isin(order, hopeless)]
+            gone = np.zeros(step.view.live.index.size, dtype=bool)
+            gone[hopeless] = True
+            order = order[~gone[order]]
         full = step.seconds(load, max(greedy, 0))
         least = max(least, 1e-6)
         return construct(step, order, bound, full, least=least, rho=rho, endangered_only=self.endangered_only, **sizes)

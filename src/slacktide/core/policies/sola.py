@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only, look
+from slacktide.core.bounded import DEFAULT_MARGIN, begin, cut, decode_only
 from slacktide.core.guard import ArrivalGuard
+from slacktide.core.loading import kernels
 from slacktide.core.policies._shared import require_at_least, require_at_most
 from slacktide.core.policy import register
 from slacktide.core.priority import PrefillRate, prior_rate
-from slacktide.core.types import FloatArray, Plan, StepResult, StepView
+from slacktide.core.types import Plan, StepResult, StepView
 
 
 @register("sola")
@@ -52,25 +53,24 @@ class Sola:
     def plan(self, view: StepView) -> Plan:
         """One step."""
         live = view.live
-        found = look(view, rebase=False, expected_output=self.expected_output_tokens)
-        step = begin(view, found, self.margin, self.max_chunk)
+        step = begin(view, self.margin, self.max_chunk, rebase=False, expected_output=self.expected_output_tokens)
         if not step.prefills.size:
             return decode_only(step)
-        rows = step.prefills
-        load = step.load(rows[:1], np.array([step.limit]))
-        rho = self._rate.value(prior_rate(step.limit, step.seconds(load, step.limit)))
+        found, rows = step.survey, step.prefills
+        rho = self._rate.value(prior_rate(step.limit, step.full))
         own = found.remaining[rows] / rho
         spent, target = view.now - live.arrival_time[rows], live.slo_ttft[rows]
         predicted = spent + own
-        usable, bound, tpot = self._decodes(step)
+        bound, tpot = kernels("orders").sola_bound(
+            *live.columns, step.decodes, view.now, self.expected_output_tokens, step.least
+        )
         bound = min(bound, self._guard.bound(self.guard, step))
         open_rows = predicted <= target  # a late prompt constrains nobody
         ttft = float((predicted / target)[open_rows].max(initial=0.0))
         order = rows[np.lexsort((-predicted / target, ~open_rows))]
-        if tpot > ttft and usable:
+        if tpot > ttft:
             # Decodes are worse off: only prompts that cannot wait for one more step of decodes.
-            pause = step.seconds(step.decode_load, 0)
-            must = open_rows & (predicted + pause > target)
+            must = open_rows & (predicted + step.least > target)
             packed = step.packed(np.concatenate((rows[must], rows[~must]))) if must.any() else step.packed(rows[:0])
             _, chosen, tokens = step.queue(packed)
             most = int(found.remaining[rows[must]].sum())
@@ -89,21 +89,3 @@ class Sola:
     def observe(self, result: StepResult) -> None:
         """Learn the pace of prefills."""
         self._rate.observe(result.step_time, result.indices.size)
-
-    def _decodes(self, step: Step) -> tuple[bool, float, float]:
-        """(any decode, longest step that keeps all means within target, worst share of a TPOT target used)."""
-        live, rows = step.view.live, step.decodes
-        if not rows.size:
-            return False, float("inf"), 0.0
-        first = live.first_token_time[rows]
-        output = live.num_output_tokens[rows] + live.num_in_flight_tokens[rows]
-        target: FloatArray = live.slo_tbt[rows]
-        elapsed = np.where(np.isnan(first), 0.0, step.view.now - first)
-        left = np.clip(self.expected_output_tokens - output, 1.0, np.maximum(live.max_tokens[rows] - output, 1))
-        least = step.seconds(step.decode_load, 0)
-        # The other tokens to come take a decode step each: (elapsed + this step + rest) / tokens <= target.
-        most = target * (output - 1 + left) - elapsed - (left - 1) * least
-        share = elapsed / np.maximum(output - 1, 1) / target
-        savable = most >= least
-        bound = float(most[savable].min(initial=np.inf))
-        return True, bound, float(share[savable].max(initial=0.0))
