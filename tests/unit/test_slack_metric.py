@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slacktide.core.live import NUM_IN_FLIGHT, NUM_OUTPUT, LiveTable
+from slacktide.core.shape import SHAPE_SIZE
 from slacktide.core.types import SLO, Request, token_deadline
 from slacktide.vllm.metrics import SLACK_BUCKETS, Metrics, samples, slack
+from slacktide.vllm.steplog import StepLine, step_json
 
 targets = st.floats(0.001, 100.0) | st.just(math.inf)
 rows = st.lists(st.tuples(st.floats(0, 50), targets, targets, st.integers(0, 500)), max_size=30)
@@ -48,6 +51,13 @@ def test_the_histogram_counts_every_request_that_has_a_target(looks: list[list],
     for bound in SLACK_BUCKETS:
         assert shown[str(bound)] == sum(v <= bound for v in values)
     assert shown["+Inf"] == shown["slacktide:slack_seconds_count"] == len(values)
+
+
+def test_the_step_log_tells_the_least_of_them_where_there_is_one() -> None:
+    line = StepLine(1.0, 0.1, None, 0.0, "active", (0.0,) * SHAPE_SIZE, 1, 0, 9, 0, "", None)
+    assert "slack_s" not in json.loads(step_json(line))
+    assert json.loads(step_json(line._replace(slack=-0.25)))["slack_s"] == -0.25
+    assert slack(LiveTable(4), 1.0).min(initial=math.inf) == math.inf  # nobody is there
 
 
 def test_there_is_no_sum_of_values_below_zero() -> None:

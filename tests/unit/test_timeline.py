@@ -203,6 +203,13 @@ def test_a_real_engines_step_log(tmp_path: Path) -> None:
     assert [event["name"] for event in events(trace, "X", 1)] == ["mixed", "decode"]
     assert events(trace, "X", 1)[1]["ts"] == pytest.approx(1e5)
     assert told == "2 of 2 steps of a real engine"
+    assert {event["name"] for event in events(trace, "C", 1)} == {"queue", "free KV blocks"}
+    slack = [LINE | {"start": 1000.5 + i / 10, "slack_s": value} for i, value in enumerate((0.25, -1.5, None, "x"))]
+    trace, _ = step_log_timeline(read_step_log(step_log(tmp_path / "slack.jsonl", *slack)), "steps")
+    check_trace(trace)
+    found = [event for event in events(trace, "C", 1) if event["name"].startswith("least slack")]
+    assert [event["args"]["slack"] for event in found] == [250.0, -1500.0]
+    assert found[0]["ts"] == pytest.approx(2e4)  # at the step's end
     assert "1 of 2 steps" in step_log_timeline(read_step_log(log), "steps", (0.05, 9.0))[1]
     with pytest.raises(InputError, match="no step then"):
         step_log_timeline(read_step_log(log), "steps", (5.0, 9.0))

@@ -1,4 +1,4 @@
-"""Watch a running server in the terminal: queue, attainment, steps, step times against predictions, KV, rejections.
+"""Watch a running server in the terminal: queue, attainment, slack, steps, step times against predictions, KV.
 
 URL is any vLLM server's address (default: http://127.0.0.1:8000); with our plug-in in it there is more to see. Figures
 of latency and rates are of the last 30 s; classes and faults count from the server's start. Ctrl-C ends it. Where

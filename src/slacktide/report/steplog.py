@@ -51,6 +51,9 @@ def step_log_timeline(
         events.append(span(ENGINE, 1, mode, start, end, args, COLOURS[mode]))
         events.append(counter("queue", ts, {"waiting": int(line["num_waiting"]), "running": int(line["num_running"])}))
         events.append(counter("free KV blocks", ts, {"free": int(line["num_free_blocks"])}))
+        if isinstance(line.get("slack_s"), (int, float)) and math.isfinite(line["slack_s"]):
+            late = {"slack": round(1e3 * line["slack_s"], 3)}
+            events.append(counter("least slack of live requests, ms", microseconds(end), late))
     told = f"{len(shown):,} of {len(lines):,} steps of a real engine"
     if len(shown) < len(lines):
         told += " (choose another stretch with --window FROM:TO)"

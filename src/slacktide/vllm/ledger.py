@@ -24,7 +24,7 @@ from slacktide.vllm import compat, outcome, shadow
 from slacktide.vllm.belief import OnlineBelief
 from slacktide.vllm.estimate import Publisher
 from slacktide.vllm.kernels import note_step
-from slacktide.vllm.metrics import Metrics, snapshot_path
+from slacktide.vllm.metrics import Metrics, slack, snapshot_path
 from slacktide.vllm.mirror import Mirror
 from slacktide.vllm.settings import Settings, state_dir
 from slacktide.vllm.steering import Chunks
@@ -220,7 +220,7 @@ class Ledger:
                 StepLine(
                     self.mirror.epoch + decision.start, duration, step.predicted, decision.seconds, decision.mode,
                     tuple(shape.tolist()), running, waiting, free, int(step.preempted.size), decision.fallback,
-                    step.shadow, learned,
+                    step.shadow, learned, float(slack(self.mirror.table, self._last_end).min(initial=np.inf)),
                 )
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import queue
 import threading
 from collections.abc import Callable
@@ -127,6 +128,8 @@ class StepLine(NamedTuple):
     shadow: dict[str, Any] | None
     learned: dict[str, Any] | None = None
     """What the policy learned so far; on a line every LEARNED_EVERY seconds (ledger)."""
+    slack: float = math.inf
+    """Least of the live requests at the step's end, seconds; infinity where none has a deadline."""
 
 
 def step_json(line: StepLine) -> str:
@@ -149,6 +152,8 @@ def step_json(line: StepLine) -> str:
         data["shadow"] = line.shadow
     if line.learned is not None:
         data["learned"] = line.learned
+    if math.isfinite(line.slack):
+        data["slack_s"] = round(line.slack, 6)
     return json.dumps(data, separators=(",", ":"))
 
 
