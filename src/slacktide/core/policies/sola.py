@@ -72,6 +72,8 @@ class Sola:
             # Decodes are worse off: only prompts that cannot wait for one more step of decodes.
             must = open_rows & (predicted + step.least > target)
             packed = step.packed(np.concatenate((rows[must], rows[~must]))) if must.any() else step.packed(rows[:0])
+            if not packed.rows.size:  # a stream back from the prefix cache lacks blocks: half-done prompts go on
+                packed = step.packed(order)
             _, chosen, tokens = step.queue(packed)
             most = int(found.remaining[rows[must]].sum())
             prefill = min(step.within(step.load(chosen, tokens), bound), most)
