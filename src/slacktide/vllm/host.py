@@ -84,7 +84,7 @@ class Host:
         table.ints[NUM_COMPUTED, :2], table.ints[NUM_OUTPUT, 0] = (64, 16), 1
         table.ints[NUM_BLOCKS, :2] = blocks_for(table.ints[NUM_COMPUTED, :2], 16)
         limits = Limits(2048, 8, 16, 512, 1024)
-        view = StepView(3.0, table.live, limits, self.ledger.belief.model)
+        view = StepView(3.0, table.live, limits, self.ledger.belief.model, tenants=("", "a"))  # what several need, too
         mirror = Mirror(self.mirror.targets, 16, 0.0)
         mirror.table, mirror.ids, mirror.objects = table, ["a", "b", "c"], [None] * 3
         mirror.slot_of_row[:3] = mirror.row_of_slot[:3] = range(3)
