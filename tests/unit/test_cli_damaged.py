@@ -297,6 +297,77 @@ def test_a_run_with_columns_of_another_kind(simulate, call, name, column):
     assert "requests.parquet" in refused(call("report", "d"))
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("start_time", None), ("start_time", HUGE), ("num_blocks", "x"), ("notes", [1]), ("tenants", 5)]
+)
+def test_a_run_whose_own_notes_are_damaged(simulate, call, name, value):
+    assert simulate("--out", "d")[0] == 0
+    table = pq.read_table("d/requests.parquet")
+    scalars = json.loads(table.schema.metadata[b"slacktide"]) | {name: value}
+    pq.write_table(table.replace_schema_metadata({b"slacktide": json.dumps(scalars)}), "d/requests.parquet")
+    assert f"requests.parquet: not a run of slacktide's, or damaged ({name}: expected" in refused(call("report", "d"))
+
+
+@pytest.mark.parametrize("column", [pa.array([float("nan")] * 100), pa.array([[None, 1]] * 100), pa.array(["x"] * 100)])
+@pytest.mark.parametrize("name", ["chunk_requests", "preempted", "predicted"])
+@pytest.mark.filterwarnings("error")
+def test_decisions_that_are_damaged(simulate, call, name, column):
+    assert simulate("--out", "d", "--explain", 1)[0] == 0
+    call()
+    table = pq.read_table("d/decisions.parquet")
+    if name == "predicted" and pa.types.is_floating(column.type):
+        return  # a prediction may be missing
+    changed = table.set_column(table.column_names.index(name), name, column.slice(0, len(table)))
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), "d/decisions.parquet")
+    assert "decisions.parquet" in refused(call("report", "d", "--explain", 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "part"),
+    [
+        ({"attainment": {}}, "attainment is '{}', expected a number"),
+        ({"failed": HUGE}, "expected a number"),
+        ({"decision_time": {}}, "decision_time is '{}'"),
+        ({"step_mode_time_share": 5}, "step_mode_time_share is '5', expected an object"),
+        ({"step_mode_time_share": {"decode": "x"}}, "step_mode_time_share: decode is 'x', expected a number"),
+        ({"classes": {"a": 5}}, "classes: a is '5', expected an object"),
+        ({"notes": [5]}, "notes: expected a list of texts"),
+    ],
+)
+def test_figures_of_a_result(call, place, changed, part):
+    Path("r.json").write_text(json.dumps({"label": "x", "summary": changed}))
+    for more in ([], ["--json"], ["--html", "x.html"]):
+        assert part in refused(call("report", "r.json", *more))
+
+
+SEARCH = {
+    "label": "x", "profile": "a/b", "rate": 5.0, "rate_low": 4.0, "rate_high": 6.0, "target": 0.99, "num_prompts": 9,
+    "notes": [], "evaluations": [{"rate": 5.0, "attainment": 1.0, "stopped": False}],
+}  # fmt: skip
+CELL = {"label": "x", "varied": {"rate": 1}, "summary": {"attainment": 1.0}, "error": None, "notes": []}
+
+
+@pytest.mark.parametrize(
+    ("record", "part"),
+    [
+        (SEARCH | {"rate": HUGE}, "runs: 0: rate: expected a number"),
+        (SEARCH | {"profile": None}, "runs[0]: profile: expected str"),
+        (SEARCH | {"notes": 5}, "runs[0]: notes: expected a list of texts"),
+        (SEARCH | {"evaluations": [{"rate": 5.0, "attainment": -1, "stopped": False}]}, "attainment: expected a share"),
+        (CELL | {"summary": {"attainment": "x"}}, "runs[0]: attainment is 'x', expected a number"),
+        (CELL | {"summary": {"num_requests": HUGE}}, "num_requests: expected a number"),
+    ],
+)
+def test_searches_and_sweeps_that_are_damaged(call, place, record, part):
+    Path("r.json").write_text(json.dumps({"runs": [record]}))
+    assert part in refused(call("report", "r.json", "--html", "x.html"))
+
+
+def test_a_label_is_a_text(call, place):
+    Path("r.json").write_text(json.dumps({"label": [1], "summary": {}}))
+    assert "label is '[1]', expected text" in refused(call("report", "r.json"))
+
+
 def test_two_processes_do_not_mix_their_files(place):
     """Whoever renames its files into a directory waits for whoever does so already."""
     handle = os.open(place, os.O_RDONLY)

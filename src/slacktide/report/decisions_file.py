@@ -50,12 +50,15 @@ def read_decisions(directory: str | os.PathLike[str]) -> Decisions | None:
     table = read_table(path)
     try:
         after = json.loads((table.schema.metadata or {})[META])["preempted_after"]
+        if not isinstance(after, list) or not all(type(row) is int and 0 <= row < 2**31 for row in after):
+            raise ValueError(f"preempted_after: expected numbers of requests, found {str(after)[:40]}")
         step = np.arange(len(table))
 
         def column(name: str) -> tuple[Any, Any]:
             lists = table.column(name).combine_chunks()
             sizes = lists.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-            return np.repeat(step, sizes), lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
+            with np.errstate(invalid="raise"):  # NaN and infinity are no numbers of requests
+                return np.repeat(step, sizes), lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
 
         why = table.column("why").combine_chunks()
         preempted_step, preempted = column("preempted")
@@ -70,5 +73,5 @@ def read_decisions(directory: str | os.PathLike[str]) -> Decisions | None:
             reason=why.indices.to_numpy().astype(np.int64),
             reasons=tuple(why.dictionary.to_pylist()),
         )
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, NotImplementedError) as error:
         raise InputError(f"{path}: no decisions of slacktide's, or damaged ({error})") from error

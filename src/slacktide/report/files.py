@@ -282,6 +282,7 @@ def read_table(path: Path) -> Any:
 
 def _log_of(requests: Any, steps: Any, summary: dict[str, Any]) -> RunLog:
     scalars = json.loads((requests.schema.metadata or {})[META])
+    _check_scalars(scalars)
     columns: dict[str, Any] = {}
     for name, (dtype, fill) in REQUEST_COLUMNS.items():
         column = requests.column(name).combine_chunks()
@@ -305,4 +306,25 @@ def _log_of(requests: Any, steps: Any, summary: dict[str, Any]) -> RunLog:
         columns["shape"] = shape.flatten().to_numpy().reshape(len(shape), -1)
     columns |= {name: scalars[name] for name in ("sim_duration", "start_time", "num_blocks", "block_size")}
     columns |= {name: tuple(scalars[name]) for name in ("tenants", "slo_classes", "notes")}
+    for name, (dtype, _) in REQUEST_COLUMNS.items():
+        finite = columns[name][np.isfinite(columns[name])] if dtype == "f8" else columns[name]
+        if np.abs(finite).max(initial=0) > MAX_READ:
+            raise ValueError(f"{name}: a value beyond {MAX_READ:g}")
     return RunLog(**columns, wall_time=summary.get("wall_time"), decision_time=summary.get("decision_time"))
+
+
+MAX_READ = 1e15
+"""Seconds and tokens in a file of ours: beyond any run, and differences of times keep their microseconds."""
+
+
+def _check_scalars(scalars: dict[str, Any]) -> None:
+    """What stands beside the columns. Raises ValueError naming the field."""
+    for name, kinds in {"sim_duration": (int, float), "start_time": (int, float), "num_blocks": (int,),
+                        "block_size": (int,)}.items():  # fmt: skip
+        value = scalars[name]
+        if type(value) not in kinds or not abs(value) <= MAX_READ:
+            raise ValueError(f"{name}: expected a number, found {str(value)[:40]}")
+    for name in ("tenants", "slo_classes", "notes"):
+        value = scalars[name]
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise ValueError(f"{name}: expected texts, found {str(value)[:40]}")

@@ -119,18 +119,24 @@ def _checked(record: Any, where: object) -> Record:
         if isinstance(record, dict) and "evaluations" in record:
             raise InputError(f"{where}: found by 'slacktide goodput': rates, no run to tabulate; simulate one of them")
         raise InputError(f"{where}: expected a record with a `summary`, found {str(record)[:40]}")
-    _check_figures(record["summary"], where)
-    for notes in (record.get("notes"), record["summary"].get("notes")):
-        if notes is not None and not (isinstance(notes, list) and all(isinstance(note, str) for note in notes)):
-            raise InputError(f"{where}: notes: expected a list of texts")
-    for key in ("label", "policy", "profile", "profile_label", "profile_errors", "profile_validation"):
-        if record.get(key) is not None and not isinstance(record[key], str):
-            raise InputError(f"{where}: {key} is {str(record[key])[:40]!r}, expected text")
+    check_figures(record["summary"], where)
+    check_texts(record["summary"], where)
+    check_texts(record, where)
     name = record.get("label") or record.get("policy")
     return record if record.get("label") else record | {"label": name or "run"}
 
 
-def _check_figures(figures: dict[str, Any], where: object) -> None:
+def check_texts(record: Record, where: object) -> None:
+    """Raise InputError for notes that are no list of texts, or a name that is no text."""
+    notes = record.get("notes")
+    if notes is not None and not (isinstance(notes, list) and all(isinstance(note, str) for note in notes)):
+        raise InputError(f"{where}: notes: expected a list of texts")
+    for key in ("label", "policy", "profile", "profile_label", "profile_errors", "profile_validation"):
+        if record.get(key) is not None and not isinstance(record[key], str):
+            raise InputError(f"{where}: {key} is {str(record[key])[:40]!r}, expected text")
+
+
+def check_figures(figures: dict[str, Any], where: object) -> None:
     """Raise InputError for the first figure that is no number; parts, and rows of classes and tenants, as well."""
     for key, value in figures.items():
         if value is None or key == "notes":
@@ -148,9 +154,9 @@ def _check_figures(figures: dict[str, Any], where: object) -> None:
             for name, row in value.items():
                 if not isinstance(row, dict):
                     raise InputError(f"{where}: {key}: {name} is {str(row)[:40]!r}, expected an object")
-                _check_figures(row, f"{where}: {key}: {name}")
+                check_figures(row, f"{where}: {key}: {name}")
         elif key in _PARTS:
-            _check_figures(value, f"{where}: {key}")
+            check_figures(value, f"{where}: {key}")
 
 
 def _from_record(data: Any, where: object) -> tuple[Record, RunLog | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from slacktide.metrics.decisions import Decisions
 from slacktide.metrics.log import RunLog
 from slacktide.report.decisions_file import read_decisions
 from slacktide.report.files import SUMMARY, Record
-from slacktide.report.load import COMPARE, load_runs, only_one
+from slacktide.report.load import COMPARE, check_figures, check_texts, load_runs, only_one
 
 GOODPUT, SWEEP, ADVISE, VALIDATE = "goodput.json", "sweep.json", "advise.json", "validation.json"
 
@@ -96,7 +97,8 @@ def kind_of(data: dict[str, Any]) -> str | None:
 
 _RUN_FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
     "goodput": {"rate": (int, float, type(None)), "rate_low": (int, float, type(None)), "target": (int, float),
-                "rate_high": (int, float, type(None)), "num_prompts": (int,), "evaluations": (list,)},
+                "rate_high": (int, float, type(None)), "num_prompts": (int,), "evaluations": (list,),
+                "profile": (str,)},
     "sweep": {"varied": (dict,), "summary": (dict,)},
 }  # fmt: skip
 _ADVICE_FIELDS: dict[str, tuple[type, ...]] = {
@@ -109,13 +111,21 @@ _ADVICE_FIELDS: dict[str, tuple[type, ...]] = {
 
 def _check(kind: str, data: dict[str, Any], file: Path) -> None:
     """What the page reads of a file must be there, and of its kind. Raises InputError naming the field."""
+    _check_numbers(data, str(file))
     if kind in _RUN_FIELDS:
         for i, run in enumerate(data["runs"]):
             where = f"{file}: runs[{i}]"
             _check_fields(run, _RUN_FIELDS[kind], where)
+            check_texts(run, where)
+            if kind == "sweep":
+                check_figures(run["summary"], where)
             for j, each in enumerate(run.get("evaluations", ())):
                 wanted = {"rate": (int, float, str, type(None)), "attainment": (int, float), "stopped": (bool,)}
                 _check_fields(each, wanted, f"{where}: evaluations[{j}]")
+                if not 0 <= each["attainment"] <= 1:
+                    raise InputError(
+                        f"{where}: evaluations[{j}]: attainment: expected a share, found {each['attainment']}"
+                    )
     if kind == "advise":
         _check_fields(data, _ADVICE_FIELDS, str(file))
         for name, kinds in (("lead_interval", (int, float)), ("n_cross_interval", (int, type(None)))):
@@ -136,6 +146,16 @@ def _check(kind: str, data: dict[str, Any], file: Path) -> None:
             _check_fields(row, {"figure": (str,), "met": (bool, type(None)), **numbers}, f"{file}: rows[{i}]")
         for i, summary in enumerate(data["measured"]):
             _check_fields(summary, {}, f"{file}: measured[{i}]")
+
+
+def _check_numbers(found: Any, where: str) -> None:
+    """Raise InputError for a number that float64 does not hold, at any depth; infinity is written as text."""
+    if isinstance(found, (dict, list)):
+        for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+            if isinstance(value, (dict, list, int, float)):
+                _check_numbers(value, f"{where}: {key}")
+    elif not abs(found) <= sys.float_info.max:
+        raise InputError(f"{where}: expected a number, found {str(found)[:40]}")
 
 
 def _check_fields(found: Any, fields: Mapping[str, tuple[type, ...]], where: str) -> None:
