@@ -241,6 +241,9 @@ def test_a_sweep(tmp_path: Path) -> None:
         "seeds, the best of 3 settings on t, p. 1 of 7 runs failed."
     )
     assert "1 of 7 runs failed" in found.headings[0]
+    alike = [run | {"policy_label": "b", "label": run["label"].replace("a ", "b ")} for run in runs[:6]]
+    tied = written(tmp_path, "sweep.json", {"runs": runs[:6] + alike, "command": "slacktide sweep"})
+    assert "are served by a rate=4 and b rate=4: 7.05 req/s" in answer(tied)
     assert "Failed" in found.headings
     assert {"sweep-attainment", "sweep-request_goodput", "sweep-p99_ttft_ms"} <= set(found.ids)
     assert 'class="band' in page(source)

@@ -136,14 +136,21 @@ def _sweep(runs: list[Run]) -> str:
     groups: dict[str, list[Run]] = {}
     for run in scored:
         groups.setdefault(_setting(run), []).append(run)
-    name, same = max(groups.items(), key=lambda item: _mean(item[1], key))
+    best = max(_mean(same, key) for same in groups.values())
+    tied = [name for name, same in groups.items() if number(_mean(same, key)) == number(best)]
+    names = _list(tied) if len(tied) <= MOST_NAMED else f"{tied[0]} and {len(tied) - 1} others alike"
+    same = groups[tied[0]]
     known = [run for run in same if run.summary.get("attainment") is not None]
     share = f" ({percent(_mean(known, 'attainment'))} % of all)" if known else ""
     seeds = f", the mean of {len(same)} seeds" if len(same) > 1 else ""
     return (
-        f"{_at(same[0])}the most requests are served by {name}: {number(_mean(same, key))} {what}{share}{seeds}, "
+        f"{_at(same[0])}the most requests are served by {names}: {number(best)} {what}{share}{seeds}, "
         f"the best of {len(groups)} settings{_where(same[0])}.{failed}"
     )
+
+
+MOST_NAMED = 3
+"""Settings of a tie that are all named."""
 
 
 def _setting(run: Run) -> str:
