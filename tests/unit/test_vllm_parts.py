@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from slacktide.core import shape as s
 from slacktide.core.latency import AffineModel
 from slacktide.errors import InputError
 from slacktide.vllm import metrics as m
+from slacktide.vllm import outcome
 from slacktide.vllm.belief import PRIOR_SAMPLES, OnlineBelief, prior_model, prior_samples
 from slacktide.vllm.guard import Fuse
+from slacktide.vllm.mirror import Mirror
+from slacktide.vllm.settings import Settings
 from slacktide.vllm.steplog import Capture, RotatingFile, Served, StepLine, StepLog, Writer, step_json
 from slacktide.workload import load_workload
 
@@ -194,6 +198,23 @@ def test_a_full_disk_does_not_reach_the_engine(tmp_path):
     log.add(line())
     writer.close()
     assert writer.failures == 1
+
+
+def test_everybody_who_listens_hears_of_a_request_that_ended():
+    """A capture and the window of the replays, side by side."""
+    request = SimpleNamespace(
+        request_id="a", arrival_time=1.0, num_prompt_tokens=20, max_tokens=8, num_output_tokens=0, num_preemptions=0,
+        priority=0, sampling_params=None, block_hashes=[], status=SimpleNamespace(name="FINISHED_ABORTED"),
+    )  # fmt: skip
+    mirror, metrics = Mirror(Settings().targets(), 16, 0.0), m.Metrics()
+    mirror.add(request, 1.0)
+    heard: list[list[Served]] = [[], []]
+    listeners = [SimpleNamespace(add=rows.append) for rows in heard]
+    outcome.ended(mirror, metrics, listeners, "a", False, 2.5)
+    outcome.ended(mirror, metrics, [], "a", False, 2.5)
+    assert heard[0] == heard[1]
+    assert [(row.arrival, row.num_prompt_tokens, row.abort) for row in heard[0]] == [(1.0, 20, 2.5)]
+    assert metrics.get("requests", "default", "aborted") == 2
 
 
 def test_a_capture_is_a_trace(tmp_path):

@@ -12,7 +12,7 @@ from slacktide.core.latency import AffineModel
 from slacktide.vllm.belief import prior_samples
 from slacktide.vllm.metrics import Metrics
 from slacktide.vllm.replay import MIN_REQUESTS, Replays, Task, Window
-from slacktide.vllm.steplog import Capture, Served
+from slacktide.vllm.steplog import Served
 
 
 def served(arrival, *, output=5, slo_class="", ttft=0.5, prompt=40):
@@ -26,9 +26,9 @@ def end(window, metrics, row, *, met):
     window.add(row)
 
 
-def test_the_window_knows_who_attained_and_what_is_complete(tmp_path):
-    metrics, capture = Metrics(), Capture(None, str(tmp_path / "trace.csv"), 16)
-    window = Window(metrics, capture, size=4)
+def test_the_window_knows_who_attained_and_what_is_complete():
+    metrics = Metrics()
+    window = Window(metrics, size=4)
     for arrival, met in ((3.0, True), (1.0, False), (2.0, True)):
         end(window, metrics, served(arrival, slo_class="gold" if met else ""), met=met)
     assert [(row.arrival, met) for row, met in window.between(-math.inf, math.inf)] == [
@@ -41,15 +41,13 @@ def test_the_window_knows_who_attained_and_what_is_complete(tmp_path):
     assert window.complete_from == 3.0
     assert [row.arrival for row, _ in window.between(-math.inf, math.inf)] == [5.0]
     assert window.between(-math.inf, 5.0) == []
-    capture.flush()
-    assert len((tmp_path / "trace.csv").read_text().splitlines()) == 5  # all but the one without a token
 
 
 @pytest.fixture
 def replays(tmp_path):
     """A replay of 120 requests that arrive at once in 4 s, on an engine that makes a step in 10 to 60 ms."""
     metrics = Metrics()
-    window = Window(metrics, None)
+    window = Window(metrics)
     shapes, times = prior_samples(AffineModel(0.01, 1e-4, 0.01, 5e-5), np.random.default_rng(0))
     profile = {"name": "shadow", "label": "measured", "source": "test", "num_gpu_blocks": 500, "block_size": 16,
                "max_num_batched_tokens": 512, "max_num_seqs": 16}  # fmt: skip

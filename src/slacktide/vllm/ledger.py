@@ -28,7 +28,7 @@ from slacktide.vllm.metrics import Metrics, slack, snapshot_path
 from slacktide.vllm.mirror import Mirror
 from slacktide.vllm.settings import Settings, state_dir
 from slacktide.vllm.steering import Chunks
-from slacktide.vllm.steplog import Capture, StepLine, StepLog, Writer
+from slacktide.vllm.steplog import Capture, Listener, StepLine, StepLog, Writer
 
 PUBLISH_EVERY = 0.1
 """Seconds between two forecasts for the front end; one costs about 50 us."""
@@ -106,11 +106,14 @@ class Ledger:
         self.writer = Writer()
         self._metrics_path = snapshot_path(directory, rank)
         self._publisher = Publisher(settings.estimate_dir or directory, rank)
-        self._step_log = self._capture = None
+        self._step_log = None
+        self.listeners: list[Listener] = []
+        """Told of every request that ended."""
         if settings.step_log:
             self._step_log = StepLog(self.writer, _suffixed(settings.step_log, suffix), settings.step_log_mb)
         if settings.capture:
-            self._capture = Capture(self.writer, _suffixed(settings.capture, suffix), int(scheduler.hash_block_size))
+            size = int(scheduler.hash_block_size)
+            self.listeners.append(Capture(self.writer, _suffixed(settings.capture, suffix), size))
 
     @property
     def busy(self) -> bool:
@@ -232,7 +235,7 @@ class Ledger:
             return _NONE
         numbers: IntArray = mirror.table.ints[INDEX, mirror.row_of_slot[mirror.slots(ids)]].copy()
         for request_id in ids:
-            outcome.ended(mirror, self.metrics, self._capture, request_id, request_id in rejected, now)
+            outcome.ended(mirror, self.metrics, self.listeners, request_id, request_id in rejected, now)
         mirror.retire(ids)
         self._finish_gap += GAP_WEIGHT * ((now - self._last_finish) / len(ids) - self._finish_gap)
         self._last_finish = now

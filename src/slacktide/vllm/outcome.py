@@ -7,6 +7,7 @@ finishes with no token late and within its end-to-end target.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from slacktide.core.live import (
 from slacktide.core.types import IntArray, token_deadline
 from slacktide.vllm.metrics import Metrics
 from slacktide.vllm.mirror import Mirror
-from slacktide.vllm.steplog import Capture, Served
+from slacktide.vllm.steplog import Listener, Served
 
 MISSED_TTFT, MISSED_TBT = 1, 2
 
@@ -51,9 +52,9 @@ def tokens_out(mirror: Mirror, slots: IntArray, rows: IntArray, before: IntArray
 
 
 def ended(
-    mirror: Mirror, metrics: Metrics, capture: Capture | None, request_id: str, rejected: bool, now: float
+    mirror: Mirror, metrics: Metrics, listeners: Sequence[Listener], request_id: str, rejected: bool, now: float
 ) -> None:
-    """A request ended: count its verdict, write it down. Its row is still there."""
+    """A request ended: count its verdict, tell who listens. Its row is still there."""
     slot = mirror.slot_of.get(request_id)
     if slot is None:
         return
@@ -71,17 +72,17 @@ def ended(
         metrics.add("slo_attained", slo_class)
     for kind in kinds:
         metrics.add("slo_violations", slo_class, kind)
-    if capture is None:
+    if not listeners:
         return
-    capture.add(
-        Served(
-            arrival, int(ints[NUM_PROMPT, row]), int(request.num_output_tokens), int(ints[MAX_TOKENS, row]),
-            float(floats[SLO_TTFT, row]), float(floats[SLO_TBT, row]), e2e, int(ints[PRIORITY, row]),
-            mirror.targets.classes.names[int(ints[SLO_CLASS, row])],
-            mirror.targets.tenants.names[int(ints[TENANT, row])],
-            now if end == "aborted" else None, tuple(request.block_hashes),
-        )
+    served = Served(
+        arrival, int(ints[NUM_PROMPT, row]), int(request.num_output_tokens), int(ints[MAX_TOKENS, row]),
+        float(floats[SLO_TTFT, row]), float(floats[SLO_TBT, row]), e2e, int(ints[PRIORITY, row]),
+        mirror.targets.classes.names[int(ints[SLO_CLASS, row])],
+        mirror.targets.tenants.names[int(ints[TENANT, row])],
+        now if end == "aborted" else None, tuple(request.block_hashes),
     )  # fmt: skip
+    for listener in listeners:
+        listener.add(served)
 
 
 def predicted_ttft(mirror: Mirror, step_times: Any, max_tokens: int, max_seqs: int, finish_gap: float) -> float:

@@ -47,10 +47,10 @@ _log = logging.getLogger("vllm.slacktide")
 
 
 class Window:
-    """The newest requests that ended, with their verdicts. Stands where the capture stands, and hands on to it."""
+    """The newest requests that ended, with their verdicts. Listens to the ledger."""
 
-    def __init__(self, metrics: Metrics, capture: Capture | None, size: int = MAX_REQUESTS) -> None:
-        self._metrics, self._capture = metrics, capture
+    def __init__(self, metrics: Metrics, size: int = MAX_REQUESTS) -> None:
+        self._metrics = metrics
         self._rows: deque[tuple[Served, bool]] = deque(maxlen=size)
         self._attained: dict[str, float] = {}
         self.complete_from = 0.0
@@ -65,8 +65,6 @@ class Window:
         if len(self._rows) == self._rows.maxlen:
             self.complete_from = max(self.complete_from, self._rows[0][0].arrival)
         self._rows.append((row, met))
-        if self._capture is not None:
-            self._capture.add(row)
 
     def between(self, start: float, end: float) -> list[tuple[Served, bool]]:
         """Requests that arrived after `start` and the window's own start, before `end`, in order of arrival.

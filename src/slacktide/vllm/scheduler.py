@@ -10,7 +10,7 @@ import dataclasses
 import math
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler as StockScheduler
@@ -61,10 +61,10 @@ class _Steered(StockScheduler):  # type: ignore[misc]
         """What shadow mode predicts; None when it is not asked to."""
         if not settings.shadow_replay_s or not (settings.mode == "shadow" or settings.control_file):
             return None
-        host, ledger = self.slacktide, cast(Any, self.slacktide.ledger)
+        host, ledger = self.slacktide, self.slacktide.ledger
         stock = policy_spec(Settings(policy="vllm-v1"), self.scheduler_config)
-        window = Window(host.metrics, ledger._capture)
-        ledger._capture = window
+        window = Window(host.metrics)
+        ledger.listeners.append(window)
         rank = int(getattr(self.vllm_config.parallel_config, "data_parallel_index", 0) or 0)
         directory = state_dir(settings, str(self.vllm_config.instance_id)) / f"engine-{rank}"
 

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from slacktide.core.shape import FIELD_NAMES
 
@@ -204,6 +204,14 @@ class Served(NamedTuple):
     tenant: str
     abort: float | None
     hashes: tuple[Any, ...]
+
+
+class Listener(Protocol):
+    """Wants to know of every request that ended."""
+
+    def add(self, row: Served) -> None:
+        """A request ended and was counted; has to be cheap."""
+        ...
 
 
 class Capture:
