@@ -173,16 +173,16 @@ def accept(
     si: IntArray,
     sf: FloatArray,
     shares: FloatArray,
-) -> tuple[int, bool]:
-    """Moore-Hodgson over on-time prompts: mark the largest set that can be on time; returns (accepted, pressed).
+) -> tuple[int, float]:
+    """Moore-Hodgson over on-time prompts: mark the largest set that can be on time; returns (accepted, laxity).
 
     `order`: rows by deadline. Prompt j may end at kappa * (t_j - demand(t_j)): the engine's time until then less what
     the decodes ask for, `round_time` seconds per round of all of them. Where the accepted work does not fit, the
     least important of the longest prompts is demoted; with several tenants (`shares`), of those of the tenant that has
     most, its accepted prompts counted as served. The accepted who wait must also find KV tokens and seats until
     then: `room` has those free now, `rates` those that come back per second (infinite: not looked at). Fills F_DEMAND
-    (seconds that decodes want until t_j) and marks I_ROLE. Pressed: some accepted prompt has no time for another
-    decode round.
+    (seconds that decodes want until t_j) and marks I_ROLE. Laxity: least seconds that an accepted prompt has beside
+    its own service and that of those before it.
     """
     slack, service, hold, fair = sf[F_SLACK], sf[F_SERVICE], sf[F_HOLD], shares.shape[1] > 0
     times, jumps, slopes = sf[F_EVENT], sf[F_JUMP], sf[F_SLOPE]
@@ -248,14 +248,13 @@ def accept(
             if ints[STATUS, worst] != RUNNING:
                 seats -= 1
                 tokens -= hold[worst]
-    total, pressed = 0.0, False
+    total, laxity = 0.0, np.inf
     for i in range(order.size):
         row = order[i]
         if si[I_ROLE, row] == ACCEPTED:
             total += service[row]
-            if slack[row] < np.inf and slack[row] - total < round_time:
-                pressed = True
-    return count, pressed
+            laxity = min(laxity, slack[row] - total)
+    return count, laxity
 
 
 @compiled

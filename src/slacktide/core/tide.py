@@ -52,24 +52,37 @@ STATE_SIZE = 28
     CAP_SHARE, DEVIATIONS, KAPPA_HIGH, KAPPA_LOW, LATE_EVERY, LATE_SHARE, USE_MIXED, USE_EXCLUSIVE, USE_BLOCKING,
     USE_DEMOTION, USE_EVICTION, USE_KV_GATE, USE_HOLD, USE_OCCUPANCY, USE_BIAS_IN_VALUES, GAP_MODE, SIZES,
     SATURATION, BYPASS, SEATS, MAX_GAP, BACKFILL, PRIOR_OUTPUT, USE_SIZES, USE_RESCUE,
-    MEMORY,
-) = range(26)  # fmt: skip
-PARAMETER_SIZE = 26
+    MEMORY, URGENCY,
+) = range(27)  # fmt: skip
+PARAMETER_SIZE = 27
 
 # ---- memory of each live request from step to step: float64[MEMORY_SIZE, n]
 M_INDEX, M_OUTPUT, M_MISSED, M_BYPASSED, M_LAST, M_PROMPT = range(6)
 MEMORY_SIZE = 6
 
-# ---- what a decision was made of, for `why`: float64[WHY_SIZE]
+# ---- what a decision is made of, each found by one part for the next, and shown by `why`: float64[WHY_SIZE]
 (
-    W_ACTION, W_BOUND, W_DECODES, W_LATE_DECODES, W_ON_TIME, W_ACCEPTED, W_DEMOTED, W_LATE, W_PREFILL, W_ROUND, W_S1,
-    W_S2, W_CAP, W_PRESS, W_HOLD, W_VALUE, W_TIME, W_SOURCE, W_REFUSED, W_ETA,
-) = range(20)  # fmt: skip
-W_ACTIONS = 20
+    W_ACTION, W_BOUND, W_DECODES, W_LATE_DECODES, W_ON_TIME, W_ACCEPTED, W_LATE, W_PREFILL, W_ROUND, W_S1,
+    W_S2, W_CAP, W_PRESS, W_HOLD, W_TIME, W_SOURCE,
+) = range(16)  # fmt: skip
+W_ACTIONS = 16
 """Four pairs from here: value and time (seconds) of decode-only, prefill-only, mixed, blocking."""
-W_TTFT = 28
-"""Predicted seconds until the first token of a prompt of typical length that arrives now."""
-WHY_SIZE = 29
+W_TOKENS = 24
+"""Prompt tokens of the four."""
+(
+    W_FREE, W_NEED, W_KEPT_BACK, W_RUNNING, W_EXPECTED, W_LATE_STREAMS, W_VICTIMS, W_ROUND_RAW, W_LAXITY,
+    W_KNEE_TIME, W_EVERY_RAW, W_LATE_COST, W_RESERVED, W_CONTEXT, W_LONGEST, W_TOTAL, W_PRICE, W_PAIR_PRICE,
+    W_OCCUPANCY, W_BLOCKING, W_STREAMS_TURN, W_FORCED, W_TTFT,
+    W_MEAN_PROMPT, W_MEAN_TIME,
+) = range(28, 53)  # fmt: skip
+"""Free blocks; blocks that the round takes; those kept back for running prompts; running rows; KV tokens they are
+expected to hold; late streams; rows preempted. Predicted seconds of the on-time round, least seconds that an accepted
+prompt has to spare, corrected seconds of a step at the knee, predicted seconds of all decodes that run, what the late
+of them add; whether the late share's turn is due. Context of the decodes, the largest, prompt tokens queued, value of a
+prompt token and of an attended pair (seconds), streams that a round could have, streams of `blocking`; whether the late
+share is for streams now, and whether one of them has to run; predicted seconds until the first token of a prompt of
+mean length that arrives now, the tokens of such a prompt and the seconds that it takes alone."""
+WHY_SIZE = 53
 
 ACTIONS = ("decode", "prefill", "mixed", "blocking")
 DECODE_ONLY, PREFILL_ONLY, MIXED, BLOCKING = range(4)

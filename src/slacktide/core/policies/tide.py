@@ -61,6 +61,8 @@ class Tide:
     """A decode round comes first where a stream can just be saved by it."""
     cap_share: float = 0.4
     """Most time of a step, as a share of the tightest recent TTFT target, for prompts that arrive meanwhile."""
+    urgency: float = 4.0
+    """Prompts run alone where one of them has less than this many decode rounds to spare; 0 leaves it to value."""
     deviations: float | None = None
     """Mean deviations of the prediction's error that are added as a margin; none takes 4, and 12 in mode gap, where one
     step in thousands that takes longer than predicted makes every running stream miss."""
@@ -107,7 +109,7 @@ class Tide:
         require_choice(
             self, slo_mode=("deadline", "gap"), reject=("off", "shed", "demote"), kv_gate=("auto", "on", "off")
         )
-        require_at_least(self, 0, "deviations", "late_every", "bypass")
+        require_at_least(self, 0, "deviations", "late_every", "bypass", "urgency")
         require_at_least(self, 1, "sizes", "expected_output_tokens")
         require_at_least(self, 1e-3, "cap_share", "max_gap", "supply", "least_supply")
         require_share(self, "late_share", "saturation")
@@ -126,7 +128,7 @@ class Tide:
             t.SATURATION: self.saturation, t.BYPASS: self.bypass, t.SEATS: self.seats,
             t.MAX_GAP: math.inf if self.max_gap is None else self.max_gap, t.BACKFILL: self.backfill,
             t.USE_SIZES: self.size_classes, t.USE_RESCUE: self.rescue, t.MEMORY: self.memory,
-            t.PRIOR_OUTPUT: self.expected_output_tokens,
+            t.PRIOR_OUTPUT: self.expected_output_tokens, t.URGENCY: self.urgency,
         }  # fmt: skip
         for slot, value in values.items():
             p[slot] = float(value)
