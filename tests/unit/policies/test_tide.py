@@ -24,6 +24,13 @@ def test_prompts_go_by_deadline():
     assert list(steps[0]) == ["B"]
 
 
+@pytest.mark.parametrize(("urgency", "ttft", "beside"), [(4.0, 4.0, False), (4.0, 40.0, True), (0.0, 4.0, True)])
+def test_a_prompt_with_little_time_to_spare_runs_alone(urgency, ttft, beside):
+    requests = [Req(prompt=8, output=20, ttft=60.0, tbt=50.0), Req(prompt=8, output=1, ttft=ttft, arrival=5.0)]
+    step = next(step for step in schedule(Tide(urgency=urgency), requests) if "B" in step)
+    assert ("A" in step) == beside
+
+
 def test_everybody_is_served_when_all_are_late():
     requests = [Req(prompt=50, output=3, ttft=0.5, tbt=0.5) for _ in range(6)]
     assert run(Tide(), requests).log.finished.all()
