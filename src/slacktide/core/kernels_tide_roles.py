@@ -92,6 +92,8 @@ def give_roles(ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatA
     for row in range(n):
         si[I_GONE, row], si[I_ROLE, row] = 0, NO_ROLE
         kind, missed = si[I_KIND, row], si[I_MISSED, row] != 0
+        if kind == DECODE and ints[STATUS, row] != RUNNING:
+            kind = PREFILL  # back from the prefix cache: it needs a seat and all its blocks, as a prompt of one token
         if ints[STATUS, row] == RUNNING:
             why[W_RUNNING] += 1.0
             why[W_EXPECTED] += expected_kv(row, si, sf)

@@ -126,6 +126,11 @@ class Margins:
     learned: FloatArray = field(default_factory=_learned)
     waiting: deque[tuple[int, float, int, int]] = field(default_factory=deque[tuple[int, float, int, int]])
 
+    def forget(self) -> None:
+        """Another belief: what was learned of the last one's error does not hold for it."""
+        self.learned[:] = _learned()
+        self.waiting.clear()
+
     def planned(self, scene: int, seconds: float, rows: int, tokens: int) -> None:
         """Note a prediction (seconds, nothing corrected) of a step of so many rows and tokens."""
         self.waiting.append((scene, seconds, rows, tokens))

@@ -151,14 +151,16 @@ class Tide:
         n = live.index.size
         store.fit(n)
         if clock.get("belief") is not view.latency:  # a new fit: its prices are not known yet
+            if "belief" in clock:
+                self._margins.forget()  # they are errors of the belief before
             clock["belief"] = view.latency
             store.state[t.KNEE] = 0.0
         if self.kv_gate == "auto":
             self._parameters[t.USE_KV_GATE] = float(not np.isfinite(live.slo_ttft).any())
         # With async scheduling the step in flight ends first: what is decided now starts then.
         shares = self._shares.of(view.tenants if self.fairness else ())
-        in_flight = len(self._margins.waiting) > 0 and bool(live.num_in_flight_tokens.any())
-        start = max(view.now, clock.get("ends", view.now)) if in_flight else view.now
+        # A step of prompts that emits no token is in flight, too.
+        start = max(view.now, clock.get("ends", view.now)) if self._margins.waiting else view.now
         count, victims, scene, seconds = _decide(
             live.columns[0], live.columns[1], n, view.now, start, np.array(view.limits, dtype=np.int64),
             view.latency.packed, self._parameters, store.state, self._margins.learned, store.ring, store.memory,
