@@ -94,7 +94,7 @@ def twin(workload: Workload, profile: Profile, spec: PolicySpec, engine: dict[st
             "max_num_seqs": profile.max_num_seqs,
             "num_blocks": profile.num_blocks,
             "block_size": profile.block_size,
-            "enable_prefix_caching": True,
+            "enable_prefix_caching": profile.enable_prefix_caching is not False,  # vLLM's default is on
             "pipeline_depth": profile.pipeline_depth,
         }
         | given
