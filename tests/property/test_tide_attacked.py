@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slacktide.core import tide as t
+from slacktide.core.fair import Shares
 from slacktide.core.kernels_tide_supply import accept
 from slacktide.core.latency import AffineModel
 from slacktide.core.live import NUM_INT_FIELDS
