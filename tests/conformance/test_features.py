@@ -285,10 +285,10 @@ def test_the_short_look_into_the_prefix_cache_finds_what_the_long_one_does(direc
         made.add(h.request(i, len(tokens), 6, arrival=1000.0 + i, tokens=tokens, hashed=True))
     while made.scheduler.has_requests() or made.in_flight:
         made.step()
-        for each in made.scheduler.requests.values():
-            short, long = (compat.cache_hit(made.scheduler, each, chained=chained) for chained in (True, False))
-            assert short == long
-            hits.add(short[0])
+        every = list(made.scheduler.requests.values())
+        short, long = (compat.cache_hits(made.scheduler, every, chained=chained) for chained in (True, False))
+        assert short == long
+        hits.update(short[0])
     assert 0 in hits
     assert max(hits) >= 32  # some were found
 

@@ -10,7 +10,7 @@ from slacktide.core import bounded, live
 from slacktide.core.budget import max_tokens
 from slacktide.core.deadlines import survey_reference
 from slacktide.core.kernels_latency import extended_features_packed
-from slacktide.core.kernels_orders import LAST, decodes_first, mlps, qoserve, sola_bound
+from slacktide.core.kernels_orders import LAST, decodes_first, mlps, qoserve, sola, sola_bound
 from slacktide.core.kinds import DECODE, PREFILL
 from slacktide.core.kv import blocks_for
 from slacktide.core.latency import AffineModel
@@ -236,6 +236,20 @@ def test_mlps_orders_by_class_and_length(view, rho, alpha, least):
     )  # fmt: skip
     assert order.tolist() == rows[by_class(kinds, found.remaining[rows])].tolist()
     assert lost.tolist() == rows[kinds >= HOPELESS].tolist()
+
+
+@given(views(), st.sampled_from([20.0, 100.0, 1000.0]), st.sampled_from([0.001, 0.5]))
+@settings(max_examples=200, deadline=None)
+def test_sola_serves_who_used_most_of_its_target(view, rho, least):
+    step = bounded.begin(view, 1.1, None, rebase=False)
+    rows, table = step.prefills, view.live
+    order, must, worst = sola(table.columns[1], rows, step.survey.remaining, rho, view.now, least)
+    target = table.slo_ttft[rows]
+    predicted = view.now - table.arrival_time[rows] + step.survey.remaining[rows] / rho
+    on_time = predicted <= target
+    assert order.tolist() == rows[np.lexsort((-predicted / target, ~on_time))].tolist()
+    assert must.tolist() == (on_time & (predicted + least > target)).tolist()
+    assert worst == (predicted / target)[on_time].max(initial=0.0)
 
 
 @given(views(), st.sampled_from([0.001, 0.2]), st.sampled_from([1, 20]))

@@ -9,12 +9,14 @@ targets are a few times the prompt's own time, it costs more requests than all o
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from slacktide.core.bounded import Step
-from slacktide.core.types import FloatArray, IntArray, Live
+from slacktide.core.types import IntArray, Live
 
 RECENT = 256
 """Arrivals whose targets are remembered: enough for a 5th percentile, and a minute or so of traffic."""
@@ -27,9 +29,9 @@ class ArrivalGuard:
     """Remembers the TTFT targets of recent arrivals."""
 
     last_arrival: float = -math.inf
-    count: int = 0
     tightest: float = math.inf
-    _recent: FloatArray = field(default_factory=lambda: np.full(RECENT, np.inf))
+    _recent: deque[float] = field(default_factory=lambda: deque[float](maxlen=RECENT))
+    _sorted: list[float] = field(default_factory=list[float])
 
     def watch(self, live: Live, prefills: IntArray) -> None:
         """Take in prompts that came since the last look. `prefills` are rows in order of arrival."""
@@ -39,10 +41,11 @@ class ArrivalGuard:
         fresh = prefills[int(np.searchsorted(arrivals, self.last_arrival, side="right")) :]
         self.last_arrival = float(arrivals[-1])
         for target in live.slo_ttft[fresh].tolist():
-            self._recent[self.count % RECENT] = target
-            self.count += 1
-        seen = self._recent[: min(self.count, RECENT)]
-        self.tightest = float(np.partition(seen, int(QUANTILE * seen.size))[int(QUANTILE * seen.size)])
+            if len(self._recent) == RECENT:
+                del self._sorted[bisect_left(self._sorted, self._recent[0])]
+            self._recent.append(target)
+            insort(self._sorted, target)
+        self.tightest = self._sorted[int(QUANTILE * len(self._sorted))]
 
     def bound(self, share: float, step: Step) -> float:
         """Most seconds of a step: those of its decodes with one prompt token, and `share` times the tightest target.

@@ -11,6 +11,7 @@ import numpy as np
 from slacktide.core.kernels import compiled
 from slacktide.core.live import (
     ADMISSION_ORDER,
+    ARRIVAL,
     FIRST_TOKEN,
     MAX_TOKENS,
     NUM_COMPUTED,
@@ -165,6 +166,30 @@ def decodes_first(ints: IntArray, n: int, key: FloatArray) -> tuple[IntArray, in
     others = others[: n - decodes]
     order[decodes:] = others[np.argsort(key[others], kind="mergesort")]
     return order, decodes
+
+
+@compiled
+def sola(
+    floats: FloatArray, rows: IntArray, remaining: IntArray, rho: float, now: float, least: float
+) -> tuple[IntArray, BoolArray, float]:
+    """(prompts in service order, which of `rows` cannot wait `least` seconds, worst share of a TTFT target used).
+
+    Used is what a prompt has waited and its own tokens take; first who uses most, late ones behind: they constrain
+    nobody.
+    """
+    share, late, must = np.empty(rows.size), np.zeros(rows.size, dtype=np.int64), np.zeros(rows.size, dtype=np.bool_)
+    worst = 0.0
+    for i in range(rows.size):
+        row = rows[i]
+        target, predicted = floats[SLO_TTFT, row], now - floats[ARRIVAL, row] + remaining[row] / rho
+        share[i] = -(predicted / target)
+        if predicted <= target:
+            must[i] = predicted + least > target
+            worst = max(worst, predicted / target)
+        else:
+            late[i] = 1
+    order = np.argsort(share, kind="mergesort")
+    return rows[order[np.argsort(late[order], kind="mergesort")]], must, worst
 
 
 @compiled

@@ -234,21 +234,23 @@ def chained_prefixes(scheduler: Any) -> bool:
     return kinds == ["FullAttentionManager"] and whole
 
 
-def cache_hit(scheduler: Any, request: Any, *, chained: bool = False) -> tuple[int, int]:
-    """(tokens a waiting request would find in the prefix cache, of its blocks those nobody holds). No side effects.
+def cache_hits(scheduler: Any, requests: Sequence[Any], *, chained: bool = False) -> tuple[list[int], list[int]]:
+    """(tokens that waiting requests would find in the prefix cache, of their blocks those nobody holds), one each.
 
-    The last token is always computed, hence num_tokens - 1. `chained`: `chained_prefixes`; most prompts are new, and
-    one look at the first block tells so in a third of the time.
+    No side effects. The last token is always computed, hence num_tokens - 1. `chained`: `chained_prefixes`; most
+    prompts are new, and one look at the first block tells so in a fraction of the time.
     """
-    if request.skip_reading_prefix_cache:
-        return 0, 0
-    if chained:
+    tokens, unheld = [0] * len(requests), [0] * len(requests)
+    manager = scheduler.kv_cache_manager
+    cached, first_group = manager.block_pool.get_cached_block, [0]
+    for i, request in enumerate(requests):
         hashes = request.block_hashes
-        if not hashes or scheduler.kv_cache_manager.block_pool.get_cached_block(hashes[0], [0]) is None:
-            return 0, 0
-    found = scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(request.block_hashes, request.num_tokens - 1)
-    unheld = sum(1 for group in found[0] for block in group if block.ref_cnt == 0 and not block.is_null)
-    return int(found[1]), unheld
+        if (chained and (not hashes or cached(hashes[0], first_group) is None)) or request.skip_reading_prefix_cache:
+            continue
+        found = manager.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1)
+        tokens[i] = int(found[1])
+        unheld[i] = sum(1 for group in found[0] for block in group if block.ref_cnt == 0 and not block.is_null)
+    return tokens, unheld
 
 
 def num_shared_blocks(scheduler: Any, request: Any) -> int:

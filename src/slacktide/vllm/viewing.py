@@ -73,10 +73,10 @@ class Viewer:
             waiting = waiting[~np.isin(waiting, hidden)]
         if self._scheduler.policy.value == "priority":
             waiting = waiting[np.argsort(self._mirror.table.live.priority[waiting], kind="stable")]
-        for row in waiting[: self._prefix_lookups].tolist():
-            request = self._mirror.objects[self._mirror.slot_of_row[row]]
-            hit, unheld = compat.cache_hit(self._scheduler, request, chained=self._chained)
-            ints[NUM_CACHED, row], ints[NUM_CACHED_FREE, row] = hit, unheld
+        rows = waiting[: self._prefix_lookups]
+        requests = [self._mirror.objects[slot] for slot in self._mirror.slot_of_row[rows].tolist()]
+        hits, unheld = compat.cache_hits(self._scheduler, requests, chained=self._chained)
+        ints[NUM_CACHED, rows], ints[NUM_CACHED_FREE, rows] = hits, unheld
 
     def _count_shared(self, free: int, budget: int) -> None:
         """Blocks that a preemption would not free, counted only when this step may have to preempt."""

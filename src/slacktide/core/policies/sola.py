@@ -58,19 +58,13 @@ class Sola:
             return decode_only(step)
         found, rows = step.survey, step.prefills
         rho = self._rate.value(prior_rate(step.limit, step.full))
-        own = found.remaining[rows] / rho
-        spent, target = view.now - live.arrival_time[rows], live.slo_ttft[rows]
-        predicted = spent + own
         bound, tpot = kernels("orders").sola_bound(
             *live.columns, step.decodes, view.now, self.expected_output_tokens, step.least
         )
         bound = min(bound, self._guard.bound(self.guard, step))
-        open_rows = predicted <= target  # a late prompt constrains nobody
-        ttft = float((predicted / target)[open_rows].max(initial=0.0))
-        order = rows[np.lexsort((-predicted / target, ~open_rows))]
+        order, must, ttft = kernels("orders").sola(live.columns[1], rows, found.remaining, rho, view.now, step.least)
         if tpot > ttft:
             # Decodes are worse off: only prompts that cannot wait for one more step of decodes.
-            must = open_rows & (predicted + step.least > target)
             packed = step.packed(np.concatenate((rows[must], rows[~must]))) if must.any() else step.packed(rows[:0])
             if not packed.rows.size:  # a stream back from the prefix cache lacks blocks: half-done prompts go on
                 packed = step.packed(order)
