@@ -45,10 +45,19 @@ class Piece:
     given: tuple[tuple[str, Any], ...] = ()
 
     @property
+    def grid(self) -> tuple[str, ...]:
+        """The settings that are tried."""
+        return variants(self.family, self.cell.mode) if self.family != "bound" else ()
+
+    @property
     def key(self) -> str:
         """Names the piece and digests what decides its figures: settings, grid, and the challenger's source."""
-        given = [item for item in self.given if item[0] != "start"]  # where a search begins does not decide its answer
-        grid = variants(self.family, self.cell.mode) if self.family != "bound" else ()
+        return self.key_with(self.grid)
+
+    def key_with(self, grid: tuple[str, ...]) -> str:
+        """The key that it had with another grid."""
+        # Where a search begins, and what an earlier one found, do not decide its answer.
+        given = [item for item in self.given if item[0] not in ("start", "earlier")]
         decides = [*settings(self.cell), *grid, version(self.family), repr(given), f"{TARGET}"]
         digest = hashlib.sha256("\n".join(decides).encode()).hexdigest()[:10]
         return f"{self.kind}|{self.cell.name}|{self.family}|{digest}"
@@ -170,12 +179,17 @@ def goodput(piece: Piece) -> dict[str, Any]:
     """Tune on the tuning seed, judge on the others.
 
     Tuning: the first variant is searched; each other one must meet the target one step above the best so far, and is
-    searched on from there. Its answer is the best variant of the grid, in about one run for each that is not.
+    searched on from there. Its answer is the best variant of the grid, in about one run for each that is not. A grid
+    that has grown at its end is gone on with: the variants come in order, so the answer is that of the whole.
     """
-    cell, texts = piece.cell, variants(piece.family, piece.cell.mode)
+    cell, texts = piece.cell, piece.grid
     best, found, runs = texts[0], None, 0
-    start = dict(piece.given).get("start")
-    if len(texts) > 1:
+    given = dict(piece.given)
+    start, earlier = given.get("start"), given.get("earlier")
+    if earlier is not None and earlier["tuned_rate"]:
+        best, found = earlier["variant"], round(math.log(earlier["tuned_rate"]) / math.log(RATIO))
+        texts = texts[earlier["grid"] :]
+    if len(piece.grid) > 1:
         of = task(cell, TUNING)
         first = start if start is not None else step_of(4 * of.one_by_one)
         for text in texts:
@@ -187,10 +201,14 @@ def goodput(piece: Piece) -> dict[str, Any]:
                 best, found = text, search.find(found + 1, HINTED_STEP)
             runs += search.runs
         if found is None:
-            return {"variant": best, "tuned_rate": 0.0, "rates": [0.0] * len(TEST), "runs": runs}
+            return {"variant": best, "tuned_rate": 0.0, "rates": [0.0] * len(TEST), "runs": runs,
+                    "grid": len(piece.grid)}  # fmt: skip
+        if earlier is not None and best == earlier["variant"]:
+            return {"variant": best, "tuned_rate": earlier["tuned_rate"], "rates": earlier["rates"],
+                    "runs": earlier["runs"] + runs, "grid": len(piece.grid)}  # fmt: skip
     rates, more = judged(cell, best, found if found is not None else start)
     return {"variant": best, "tuned_rate": None if found is None else round(rate_of(found), 4), "rates": rates,
-            "runs": runs + more}  # fmt: skip
+            "runs": runs + more, "grid": len(piece.grid)}  # fmt: skip
 
 
 def judged(cell: Cell, text: str, hint: int | None, seeds: tuple[int, ...] = TEST) -> tuple[list[float], int]:

@@ -8,21 +8,26 @@ from pathlib import Path
 import slacktide
 
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "vllm-v1": ("vllm-v1", *(f"vllm-v1:max_num_batched_tokens={n}" for n in (2048, 1024, 512, 256))),
-    "sarathi-edf": tuple(f"sarathi-edf:chunk_size={n}" for n in (512, 256, 128, 1024, 2048)),
+    "vllm-v1": ("vllm-v1", *(f"vllm-v1:max_num_batched_tokens={n}" for n in (2048, 1024, 512, 256, 128, 384))),
+    "sarathi-edf": tuple(f"sarathi-edf:chunk_size={n}" for n in (512, 256, 128, 1024, 2048, 384, 192)),
     "greedy-dynamic": (
         "greedy-dynamic:guard=0.35", "greedy-dynamic", *(f"greedy-dynamic:max_chunk={n}" for n in (512, 256, 128)),
-        "greedy-dynamic:max_chunk=2048,margin=1.2",
+        "greedy-dynamic:max_chunk=2048,margin=1.2", "greedy-dynamic:guard=0.2", "greedy-dynamic:max_chunk=1024",
     ),
     "qoserve": (
         "qoserve:guard=0.35", *(f"qoserve:max_chunk={n}" for n in (1024, 512, 256, 128)),
-        "qoserve:max_chunk=2048,alpha=0.001,margin=1.2",
+        "qoserve:max_chunk=2048,alpha=0.001,margin=1.2", "qoserve:guard=0.2", "qoserve:max_chunk=512,alpha=0.003",
+        "qoserve:max_chunk=128,margin=1.25",
     ),
-    "sliding": ("sliding", *(f"sliding:max_chunk={n}" for n in (1024, 512, 256, 128)), "sliding:margin=1.2"),
+    "sliding": (
+        "sliding", *(f"sliding:max_chunk={n}" for n in (1024, 512, 256, 128)), "sliding:margin=1.2",
+        "sliding:guard=0.2", "sliding:guard=0.3", *(f"sliding:guard=0,max_chunk={n}" for n in (1024, 512, 256, 128)),
+    ),
     "eb-plus": ("eb-plus", "eb-adaptive"),
     "sola": ("sola:guard=0.35", *(f"sola:max_chunk={n}" for n in (512, 256))),
 }  # fmt: skip
-"""Family -> its grid; the first is where tuning starts. Token budgets cap QoServe and Sliding too (`max_chunk`)."""
+"""Family -> its grid; the first is where tuning starts. Token budgets cap QoServe and Sliding too (`max_chunk`). What
+won in benchmarks/slidingserve is in it. It may only grow at the end: rows of a shorter one are gone on with."""
 TIDE = "tide"
 BIASED = ("greedy-dynamic", "qoserve", "sliding")
 """Families that read the belief at every step: those that an error of it can hurt."""

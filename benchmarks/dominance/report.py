@@ -36,6 +36,11 @@ class Results:
             family for family in (TIDE, "bound")
             if any(row["family"] == family and row["version"] != version(family) for row in self.rows.values())
         ]  # fmt: skip
+        self.short = sum(
+            row.get("grid", 0) < len(FAMILIES[row["family"]])
+            for row in self.rows.values() if row["kind"] == "goodput" and row["family"] in FAMILIES
+        )  # fmt: skip
+        """Rows of rivals that were tuned on a shorter grid than today's."""
         causes = folder / "causes.json"
         self.causes: dict[str, str] = json.loads(causes.read_text(encoding="utf-8")) if causes.exists() else {}
 
@@ -126,6 +131,8 @@ def summary(results: Results, cells: list[Cell]) -> list[str]:
     both = [c for c in done if results.rates(c, TIDE) is not None]
     lines = [f"Cells measured: {len(done)} of {len(cells)} for all baselines, {len(both)} with `tide`."]
     lines += [f"Some rows of `{family}` were measured with an earlier version of it." for family in results.stale]
+    if results.short:
+        lines.append(f"{results.short} rows of baselines were tuned on the front of their grid only.")
     per_cell = {
         c: found for c in both if (found := ratio(results.rates(c, TIDE) or [], (results.best(c) or ("", []))[1]))
     }

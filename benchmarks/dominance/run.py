@@ -50,13 +50,21 @@ def mean(row: dict[str, Any]) -> float:
 
 
 def searched(kind: str, cells: list[Cell], families: tuple[str, ...]) -> Iterator[Piece]:
-    """Goodput pieces. A rival starts by itself; `tide` starts its search where the best rival ended."""
+    """Goodput pieces. A rival starts by itself, or where it was with the front of its grid; `tide` starts its search
+    where the best rival ended."""
     best = known("goodput")
+    rows = {row["key"]: row for row in rows_of("baselines")}
     for cell in cells:
         for family in families:
             rates = [mean(row) for row in best.get(replace(cell, bias=None).name, []) if mean(row) > 0]
             given = (("start", step_of(max(rates))),) if family == TIDE and rates else ()
-            yield Piece(kind, cell, family, given)
+            piece = Piece(kind, cell, family, given)
+            lengths = range(len(piece.grid) - 1, 0, -1) if kind == "goodput" else ()
+            before = next((n for n in lengths if piece.key_with(piece.grid[:n]) in rows), None)
+            if before is not None:
+                row = rows[piece.key_with(piece.grid[:before])]
+                piece = replace(piece, given=(*given, ("earlier", {**row, "grid": before})))
+            yield piece
 
 
 def overloads(cells: list[Cell], families: tuple[str, ...]) -> Iterator[Piece]:

@@ -204,3 +204,36 @@ def test_unfinished_cells_are_shown(bench, tmp_path):
     assert "Cells measured: 0 of 36" in text
     assert "obsolete" not in text
     assert "| h100-1.3 | mixed | tight | - |" in text
+
+
+def test_a_grid_that_has_grown_gives_the_answer_of_the_whole(bench, monkeypatch):
+    pieces, policies = bench["pieces"], bench["policies"]
+    cell = bench["cells"].Cell("rtx-4090", "code-poisson", "tight")
+    best = {"a": 40, "b": 55, "c": 50, "d": 70}  # highest step of each variant, on every slice
+    asked = []
+
+    def attained(of, text, rate, mode, *, stop):
+        asked.append(text)
+        return float(rate <= pieces.rate_of(best[text]) * 1.001)
+
+    monkeypatch.setattr(pieces, "attainment", attained)
+    monkeypatch.setattr(pieces, "task", lambda cell, seed: type("Of", (), {"one_by_one": 1.0}))
+    rows = {}
+    for grid in (("a", "b"), ("a", "b", "c"), ("a", "b", "c", "d")):
+        monkeypatch.setitem(policies.FAMILIES, "sola", grid)
+        rows[grid] = pieces.goodput(pieces.Piece("goodput", cell, "sola"))
+        assert rows[grid]["grid"] == len(grid)
+    whole = rows["a", "b", "c", "d"]
+    assert whole["variant"] == "d"
+    for front in (("a", "b"), ("a", "b", "c")):
+        asked.clear()
+        piece = pieces.Piece("goodput", cell, "sola", (("earlier", {**rows[front], "grid": len(front)}),))
+        assert piece.key == pieces.Piece("goodput", cell, "sola").key
+        grown = pieces.goodput(piece)
+        assert {k: grown[k] for k in ("variant", "tuned_rate", "rates")} == {
+            k: whole[k] for k in ("variant", "tuned_rate", "rates")
+        }
+        assert not set(front) & set(asked)
+    monkeypatch.setitem(policies.FAMILIES, "sola", ("a", "b", "c"))
+    kept = pieces.goodput(pieces.Piece("goodput", cell, "sola", (("earlier", {**rows["a", "b"], "grid": 2}),)))
+    assert (kept["variant"], kept["rates"], kept["grid"]) == ("b", rows["a", "b"]["rates"], 3)
