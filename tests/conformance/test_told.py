@@ -64,7 +64,8 @@ def test_the_step_log_says_what_was_learned_and_tenants_share(directory, tmp_pat
     assert sum(share["share"] for share in learned["tenants"].values()) == pytest.approx(1.0)
     assert sum(share["cost"] for share in learned["tenants"].values()) == 12 * (60 + 2 * 6)
     assert learned["ttft_targets"] == {"requests": 12, "quantiles": [60.0, 60.0, 60.0]}
-    assert any(name.endswith("steps") for name, _ in learned_rows(learned))
+    # No word of margins: steps of a fake model are too fast to be believed, and a new belief forgets the old one's.
+    assert {"TTFT targets", "tenant a", "tenant b"} <= {name for name, _ in learned_rows(learned)}
 
 
 def test_a_policy_that_fails_to_tell_costs_nothing(directory, tmp_path, monkeypatch):
