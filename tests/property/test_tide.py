@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slacktide.core import tide as t
 from slacktide.core.fair import Shares
 from slacktide.core.kernels_tide_late import OVERDUE
+from slacktide.core.kernels_tide_queue import LATE_PATIENCE
 from slacktide.core.kernels_tide_supply import ROUNDING, accept
 from slacktide.core.latency import AffineModel
 from slacktide.core.live import NUM_INT_FIELDS, PRIORITY
@@ -182,6 +183,27 @@ def test_the_oldest_late_request_goes_on_within_the_bound(share):
     assert len(waits) > 50
     assert max(waits) <= bound
     assert max(waits) > 2 * longest  # it was not served all the time: there was something to bound
+
+
+def test_a_late_prompt_that_others_always_leave_too_few_blocks_gets_them_in_the_end():
+    """A long prompt that is late at once needs 32 of 40 blocks; short ones on time hold three quarters for 160 s."""
+    n = 90
+    load = Workload(
+        arrival_time=np.concatenate(([0.5], 1.8 * np.arange(n - 1))),
+        num_prompt_tokens=np.array([500] + [100] * (n - 1)),
+        num_output_tokens=np.array([2] + [60] * (n - 1)),
+        max_tokens=np.array([2] + [60] * (n - 1)),
+        slo_ttft=np.array([0.01] + [5.0] * (n - 1)),
+        slo_tbt=np.full(n, 1.0),
+    )
+    slow = AffineModel(alpha_p=0.1, beta_p=0.001, alpha_d=0.1, beta_d=0.001, kappa=0.0)
+    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=32, num_blocks=40, block_size=16)
+    ends = []
+    for share in (0.02, 0.0):
+        log = simulate(load, as_policy(Tide(late_share=share)), slow, config).log
+        ends.append(float(log.end_time[np.argmax(log.num_prompt_tokens)]))
+    assert ends[0] < LATE_PATIENCE + 40.0
+    assert ends[1] > load.arrival_time[-1]  # without a share it starves as long as the others come
 
 
 # ---- claim 5: who has no target loses nothing to exclusive or mixed batching
