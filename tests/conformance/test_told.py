@@ -78,3 +78,32 @@ def test_a_policy_that_fails_to_tell_costs_nothing(directory, tmp_path, monkeypa
     made.scheduler.slacktide.close()
     assert made.scheduler.slacktide.metrics.get("fallbacks", "error") == 0
     assert last_learned(log) is None
+
+
+class _Slow:
+    """What stands for the belief: every step is expected to take a second."""
+
+    def predict(self, shape: Any) -> float:
+        return 1.0
+
+
+@BOTH
+def test_a_step_in_flight_is_waited_for(directory, monkeypatch, is_async):
+    made = engine(directory, is_async=is_async)
+    host = made.scheduler.slacktide
+    monkeypatch.setattr(type(host.ledger.belief), "predict", _Slow.predict)
+    ahead, plan = [], type(host.policy).plan
+
+    def look(self: Any, view: Any) -> Any:
+        ahead.append(view.start - view.now)
+        return plan(self, view)
+
+    monkeypatch.setattr(type(host.policy), "plan", look)
+    for i in range(4):
+        made.add(h.request(i, 60, 8, arrival=time.time()))
+    made.run()
+    host.close()
+    if is_async:
+        assert 0.5 < max(ahead) <= 1.0
+    else:
+        assert max(ahead) == 0.0

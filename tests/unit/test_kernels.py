@@ -41,3 +41,21 @@ def test_a_changed_callee_is_compiled_into_its_unchanged_caller(tmp_path: Path) 
         seen.append(done.stdout.strip())
     assert seen == ["2", "23"]
     assert list(package.rglob("*.nbc")), "nothing was cached, so nothing was shown"
+
+
+def test_an_empty_index_is_made_anew(tmp_path: Path) -> None:
+    """What a loss of power leaves of a file that was being written."""
+    package = tmp_path / "slacktide"
+    shutil.copytree(
+        Path(slacktide.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "data", "vllm", "cli")
+    )
+    (package / "core" / "callee.py").write_text(CALLEE.format(added=1))
+    code = "from slacktide.core.callee import inner; print(inner(1))"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        assert done.stdout.strip() == "2"
+        indices = list(package.rglob("callee*.nbi"))
+        assert indices
+        for index in indices:
+            index.write_bytes(b"")

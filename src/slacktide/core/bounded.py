@@ -82,7 +82,7 @@ def begin(
     columns, times = np.empty((5, n), dtype=np.int64), np.empty((2, n))
     num_decodes, context, longest, listed, num_prefills, limit, in_order, has_e2e, least, smallest, full = (
         kernels("bounded").begin(
-            *live.columns, n, view.now, limits.max_model_len, rebase, view.latency.packed,
+            *live.columns, n, view.start, limits.max_model_len, rebase, view.latency.packed,
             limits.max_num_batched_tokens, max_chunk or 0, columns, times, np.empty(SHAPE_SIZE),
         )
     )  # fmt: skip

@@ -23,7 +23,8 @@ class Survey(NamedTuple):
     kind: IntArray
     """IDLE (its end is in flight), DECODE (one token) or PREFILL (a prompt, or what a preemption lost)."""
     slack: FloatArray
-    """Seconds until the row's next output token is due; infinite without a target, negative when late."""
+    """Seconds from the start of the step until the row's next output token is due; infinite without a target, negative
+    when late."""
     pace: FloatArray
     """Seconds per later token; infinite without a target."""
     remaining: IntArray
@@ -43,8 +44,8 @@ def survey(view: StepView, *, rebase: bool = True) -> Survey:
     n = live.index.size
     ints, floats = np.empty((3, n), dtype=np.int64), np.empty((2, n))
     decodes, context, longest = kernels("deadlines").survey(
-        live.columns[0], live.columns[1], n, view.now, view.limits.max_model_len, rebase, ints[0], floats[0], floats[1],
-        ints[1], ints[2],
+        live.columns[0], live.columns[1], n, view.start, view.limits.max_model_len, rebase, ints[0], floats[0],
+        floats[1], ints[1], ints[2],
     )  # fmt: skip
     return Survey(ints[0], floats[0], floats[1], ints[1], ints[2], decodes, context, longest)
 
@@ -64,13 +65,13 @@ def survey_reference(view: StepView, *, rebase: bool = True) -> Survey:
     anchor, first = live.arrival_time + live.slo_ttft, live.first_token_time
     has_first = ~np.isnan(first)
     late = has_first & (np.isinf(anchor) | (rebase & (first > anchor)))
-    anchor = np.where(late, first, np.where(~has_first & (output > 0) & np.isinf(anchor), view.now, anchor))
+    anchor = np.where(late, first, np.where(~has_first & (output > 0) & np.isinf(anchor), view.start, anchor))
     later = np.where(output > 0, np.where(output > 0, output, 1) * live.slo_tbt, 0.0)
     rows = kind == DECODE
     contexts = computed[rows]
     return Survey(
         kind=kind.astype(np.int64),
-        slack=anchor - view.now + later,
+        slack=anchor - view.start + later,
         pace=live.slo_tbt.copy(),
         remaining=np.maximum(need, 0),
         computed=computed,
@@ -90,7 +91,7 @@ def with_e2e(view: StepView, found: Survey, expected_output: float, token_time: 
     live = view.live
     output = live.num_output_tokens + live.num_in_flight_tokens
     left = np.clip(expected_output - output, 1.0, np.maximum(live.max_tokens - output, 1))
-    time = live.arrival_time + live.slo_e2e - view.now
+    time = live.arrival_time + live.slo_e2e - view.start
     decode = found.kind == DECODE
     step = np.where(np.isfinite(found.pace), np.minimum(found.pace, token_time), token_time)
     own = np.where(decode, time / left, time - (left - 1) * step)

@@ -29,10 +29,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _forget_stale_code() -> None:
-    """Delete cached machine code when any compiled source has changed since it was made.
+    """Delete cached machine code when any compiled source has changed since it was made, and files that are empty.
 
     numba looks at the file of a function alone, but its machine code contains the functions of other files that it
-    calls: after an update of one of them it would go on running the old ones.
+    calls: after an update of one of them it would go on running the old ones. An empty index, as a loss of power leaves
+    it, would end every start with an EOFError.
     """
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
@@ -42,10 +43,12 @@ def _forget_stale_code() -> None:
             digest.update(text)
     stamp = Path(__file__).parent / "__pycache__" / "compiled.sha256"
     with contextlib.suppress(OSError):  # what cannot be written cannot have been cached here either
-        if stamp.exists() and stamp.read_text() == digest.hexdigest():
-            return
+        fresh = stamp.exists() and stamp.read_text() == digest.hexdigest()
         for code in package.rglob("__pycache__/*.nb[ci]"):
-            code.unlink(missing_ok=True)
+            if not fresh or code.stat().st_size == 0:
+                code.unlink(missing_ok=True)
+        if fresh:
+            return
         stamp.parent.mkdir(exist_ok=True)
         stamp.write_text(digest.hexdigest())
 

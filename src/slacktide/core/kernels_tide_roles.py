@@ -161,7 +161,7 @@ def take_round(n: int, budget: int, packed: FloatArray, safe: FloatArray, si: In
         for i in range(budget):
             decodes[i] = kept[by_slack[i]]
         count = budget
-    on_time = decodes[:count].copy()
+    on_time: IntArray = decodes[:count].copy()
     why[W_CONTEXT], why[W_LONGEST] = sums_of(on_time, si[I_COMPUTED])
     if count > 0:
         none = np.empty(0, dtype=np.int64)

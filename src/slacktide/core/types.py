@@ -192,6 +192,13 @@ class StepView(NamedTuple):
     """The newest finished step."""
     tenants: Sequence[str] = ()
     """Names of the codes in `live.tenant`; codes are added, never changed. () where the host tells none apart."""
+    busy_until: float = 0.0
+    """When the steps in flight are expected to end, by what was predicted of them; in the past where there is none."""
+
+    @property
+    def start(self) -> float:
+        """When the step that is decided now is expected to start: `now`, or the end of the step in flight."""
+        return max(self.now, self.busy_until)
 
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)

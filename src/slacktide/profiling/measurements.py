@@ -249,7 +249,9 @@ DRIFT = 0.03
 def drift(rows: Sequence[dict[str, Any]]) -> float | None:
     """Relative change of the reference step's time from the start of a run to its end, by the median of all slopes
     (Theil and Sen); None with fewer than 6 references, or when the slopes' middle half includes none."""
-    seen = [(float(r["t"]), math.log(float(r["duration_s"]))) for r in rows if r.get("reference") and r.get("t") is not None]
+    seen = [
+        (float(r["t"]), math.log(float(r["duration_s"]))) for r in rows if r.get("reference") and r.get("t") is not None
+    ]
     if len(seen) < 6:
         return None
     t, y = np.array(seen).T

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -104,6 +105,23 @@ def simulate(
     )
 
 
+class Flight(NamedTuple):
+    """A step that runs."""
+
+    step: int
+    """Its line in the log."""
+    num_rows: int
+    """Rows that have tokens in it."""
+    rows: IntArray
+    """int64[2, >= num_rows]: requests and their tokens, as `steps.launch` left them."""
+    preempted: IntArray
+    """Requests that it preempted."""
+    decided: float
+    """When it was decided."""
+    predicted: float
+    """Seconds that its policy expected; 0 where it predicts none."""
+
+
 class _Run:
     """State of one run."""
 
@@ -131,7 +149,8 @@ class _Run:
             )  # fmt: skip
         self.now = 0.0
         self.free_at = 0.0  # when the last scheduled step ends: the next one starts then
-        self.in_flight: list[tuple[int, int, IntArray, IntArray]] = []  # (step, rows, flight, preempted), oldest first
+        self.in_flight: list[Flight] = []  # oldest first
+        self.last_end = 0.0  # of the newest step that ended
         self.last: StepResult | None = None
         self.observe: Callable[[StepResult], None] | None = getattr(policy, "observe", None)
         self.finished = np.empty(config.max_num_seqs + 1, dtype=np.int64)
@@ -303,7 +322,8 @@ class _Run:
         if self.check:
             self.recorder.audit(table, self.run, self.px)
         if why == compiled_runs.LAUNCHED:  # `row` counts the rows of the step
-            self.in_flight.append((int(self.run.counters[steps.STEPS]) - 1, row, flight[:, :row].copy(), _NO_ROWS))
+            step = int(self.run.counters[steps.STEPS]) - 1
+            self.in_flight.append(Flight(step, row, flight[:, :row].copy(), _NO_ROWS, now, 0.0))
             self._end_oldest()
             return True
         return why == compiled_runs.PAUSED and (int(self.run.counters[steps.STEPS]), arrivals.position) != before
@@ -318,7 +338,10 @@ class _Run:
             config.max_num_batched_tokens, config.max_num_seqs, config.block_size,
             int(self.run.counters[steps.FREE]), config.num_blocks, self.watermark_blocks, config.max_model_len,
         )  # fmt: skip
-        return StepView(self.now, self.table.live, limits, self.belief, self.last, self.workload.tenants)
+        busy_until = self.last_end
+        for flight in self.in_flight:
+            busy_until = max(busy_until, flight.decided) + flight.predicted
+        return StepView(self.now, self.table.live, limits, self.belief, self.last, self.workload.tenants, busy_until)
 
     def _schedule(self, on_step: Callable[[StepView, Plan], None] | None) -> bool:
         """Ask the policy for a step and launch it; False when it gives none."""
@@ -328,6 +351,7 @@ class _Run:
         self.decision_times.append(perf_counter() - began)
         if on_step is not None:
             on_step(view, plan)
+        predicted = plan.predicted_step_time
         if plan.relegated.size or plan.rejected.size:
             plan = self._relegate_and_reject(plan)
         if not plan.rows.size and not plan.preempted.size:
@@ -355,7 +379,7 @@ class _Run:
             self._refuse(error, row)
         if count:
             self.free_at = start + float(self.run.log_floats[steps.LOG_DURATION, step])
-            self.in_flight.append((step, count, flight, preempted))
+            self.in_flight.append(Flight(step, count, flight, preempted, view.now, predicted or 0.0))
         elif preempted.size:
             self._after(table.n, 0, (step, flight[:, :0], preempted))
         # A step of preemptions alone: their tokens in flight must arrive before anyone is admitted again.
@@ -381,9 +405,10 @@ class _Run:
 
     def _end_oldest(self) -> None:
         """Wait for the oldest step in flight. As in vLLM, who left while it ran gets none of its tokens."""
-        step, count, flight, preempted = self.in_flight.pop(0)
+        step, count, flight, preempted, _, _ = self.in_flight.pop(0)
         table = self.table
         self.now = float(self.run.log_floats[steps.LOG_START, step] + self.run.log_floats[steps.LOG_DURATION, step])
+        self.last_end = self.now
         if self.arrivals.next_abort <= self.now:
             self._give_up()
         left, num_finished = steps.complete_and_close(

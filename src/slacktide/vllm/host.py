@@ -210,7 +210,8 @@ class Host:
     def _decide(self, decision: Decision) -> Steering | None:
         """Ask the policy; in active mode rearrange vLLM for its plan."""
         with self.limit:
-            view, shown = self.viewer.view(decision.start, self.ledger.belief.model, self.ledger.last)
+            ledger = self.ledger
+            view, shown = self.viewer.view(decision.start, ledger.belief.model, ledger.last, ledger.busy_until)
             if not view.live.index.size:
                 return None
             plan = self.policy.plan(view)

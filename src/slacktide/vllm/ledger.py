@@ -120,6 +120,15 @@ class Ledger:
         """Whether a step with tokens is in flight."""
         return any(step.tokens.size for step in self.steps)
 
+    @property
+    def busy_until(self) -> float:
+        """When the steps in flight are expected to end, seconds on the host's clock; in the past without one."""
+        until = self._last_end
+        for step in self.steps:
+            if step.tokens.size:
+                until = max(until, step.decision.start) + step.predicted
+        return until
+
     def note(self, output: Any, decision: Decision) -> None:
         """vLLM scheduled a step."""
         mirror = self.mirror

@@ -38,7 +38,9 @@ class Viewer:
         scheduler = self._scheduler
         return int(getattr(scheduler, compat.admission_lever(scheduler)) - scheduler.num_waiting_for_streaming_input)
 
-    def view(self, now: float, belief: LatencyModel, last: StepResult | None) -> tuple[StepView, IntArray | None]:
+    def view(
+        self, now: float, belief: LatencyModel, last: StepResult | None, busy_until: float
+    ) -> tuple[StepView, IntArray | None]:
         """The policy's view, and the mirror's row behind each of its rows (None: the same)."""
         scheduler, mirror = self._scheduler, self._mirror
         hidden, seats = self._hidden(), self.seats()
@@ -52,7 +54,7 @@ class Viewer:
             int(scheduler.kv_cache_manager.watermark_blocks), int(scheduler.max_model_len),
         )  # fmt: skip
         live, shown = mirror.view(hidden)
-        return StepView(now, live, limits, belief, last, mirror.targets.tenants.names), shown
+        return StepView(now, live, limits, belief, last, mirror.targets.tenants.names, busy_until), shown
 
     def _hidden(self) -> IntArray:
         """Rows of waiting requests that vLLM could not admit now."""

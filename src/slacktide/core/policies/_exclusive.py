@@ -114,7 +114,7 @@ def look(view: StepView, reserve: int = 0) -> Look:
     live, limits = view.live, view.limits
     rows = np.empty((3, live.index.size), dtype=np.int64)
     found = kernels("exclusive").look(
-        *live.columns, live.index.size, view.now, limits.max_num_seqs, limits.block_size, limits.num_free_blocks,
+        *live.columns, live.index.size, view.start, limits.max_num_seqs, limits.block_size, limits.num_free_blocks,
         limits.max_model_len, reserve, rows,
     )  # fmt: skip
     return Look._make((*found, rows))
@@ -174,7 +174,7 @@ def _prompt_step(view: StepView, phase: Phase, now: Look, reserve: int) -> Plan:
 def _first_token_at_risk(view: StepView, now: Look) -> bool:
     """Whether a prompt that could be admitted must not wait for slots any longer (TTFT)."""
     found = kernels("exclusive").first_token_at_risk(
-        *view.live.columns, view.now, view.latency.packed, view.limits.max_num_batched_tokens, HOLD,
+        *view.live.columns, view.start, view.latency.packed, view.limits.max_num_batched_tokens, HOLD,
         now.waiting[: now.fillable], float(now.streams), now.context, now.longest, now.gap, np.zeros(SHAPE_SIZE),
     )  # fmt: skip
     return bool(found)

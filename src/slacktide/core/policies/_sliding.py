@@ -59,7 +59,7 @@ def overdue(step: Step, ageing: float) -> int:
     """The oldest prompt, if its first token is overdue by more than `ageing` seconds; -1 without one."""
     live, row = step.view.live, int(step.prefills[0])
     target = float(live.slo_ttft[row])
-    late = step.view.now - float(live.arrival_time[row]) - (target if target < np.inf else 0.0)
+    late = step.view.start - float(live.arrival_time[row]) - (target if target < np.inf else 0.0)
     return row if late > ageing else -1
 
 

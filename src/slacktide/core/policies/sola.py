@@ -59,10 +59,10 @@ class Sola:
         found, rows = step.survey, step.prefills
         rho = self._rate.value(prior_rate(step.limit, step.full))
         bound, tpot = kernels("orders").sola_bound(
-            *live.columns, step.decodes, view.now, self.expected_output_tokens, step.least
+            *live.columns, step.decodes, view.start, self.expected_output_tokens, step.least
         )
         bound = min(bound, self._guard.bound(self.guard, step))
-        order, must, ttft = kernels("orders").sola(live.columns[1], rows, found.remaining, rho, view.now, step.least)
+        order, must, ttft = kernels("orders").sola(live.columns[1], rows, found.remaining, rho, view.start, step.least)
         if tpot > ttft:
             # Decodes are worse off: only prompts that cannot wait for one more step of decodes.
             packed = step.packed(np.concatenate((rows[must], rows[~must]))) if must.any() else step.packed(rows[:0])

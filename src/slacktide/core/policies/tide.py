@@ -159,8 +159,7 @@ class Tide:
             self._parameters[t.USE_KV_GATE] = float(not np.isfinite(live.slo_ttft).any())
         # With async scheduling the step in flight ends first: what is decided now starts then.
         shares = self._shares.of(view.tenants if self.fairness else ())
-        # A step of prompts that emits no token is in flight, too.
-        start = max(view.now, clock.get("ends", view.now)) if self._margins.waiting else view.now
+        start = view.start
         count, victims, scene, seconds = _decide(
             live.columns[0], live.columns[1], n, view.now, start, np.array(view.limits, dtype=np.int64),
             view.latency.packed, self._parameters, store.state, self._margins.learned, store.ring, store.memory,
@@ -177,7 +176,6 @@ class Tide:
         total = int(tokens.sum())
         if count:
             self._margins.planned(int(scene), float(seconds), int(count), total)
-            clock["ends"] = start + float(store.why[t.W_TIME])
         hopeless = self._hopeless(view, rows) if self.reject != "off" else _NO_ROWS
         return Plan(
             rows, tokens, store.plan[2, :victims].copy(), token_cap=total if count else None,
