@@ -17,7 +17,15 @@ from slacktide.core.latency import AffineModel
 from slacktide.core.latency_extended import KNOTS, ExtendedFeatureModel, extended_features
 from slacktide.core.live import LiveTable
 from slacktide.core.policies._exclusive import HOLD, Look, _first_token_at_risk, budget_within, look
-from slacktide.core.policies._shared import by_admission, phases, uncached_tokens
+from slacktide.core.policies._shared import (
+    Phases,
+    by_admission,
+    new_blocks,
+    phases,
+    reserved_decodes,
+    reserved_room,
+    uncached_tokens,
+)
 from slacktide.core.priority import HOPELESS, by_class, classes, edf_feasible, hybrid_key
 from slacktide.core.shape import SHAPE_SIZE
 from slacktide.core.types import PREEMPTED, RUNNING, SLO, WAITING, Limits, Request, StepView
@@ -284,3 +292,41 @@ def test_decodes_by_admission_then_the_others_by_their_key(view):
     others = np.flatnonzero(~table.is_decode)
     assert order.tolist() == running.tolist() + others[np.argsort(key[others], kind="stable")].tolist()
     assert decodes == running.size
+
+
+def phases_reference(view: StepView) -> Phases:
+    live = view.live
+    running = live.status == RUNNING
+    outputs, over = live.num_output_tokens + live.num_in_flight_tokens, None
+    if live.num_in_flight_tokens.any():
+        over = (live.num_in_flight_tokens > 0) & (outputs >= live.max_tokens)
+        over |= live.num_computed_tokens >= view.limits.max_model_len - 1
+    decode = (live.num_prompt_tokens + outputs - live.num_computed_tokens == 1) & (outputs > 0)
+    decodes = by_admission(view, np.flatnonzero(decode if over is None else decode & ~over))
+    half_done = by_admission(view, np.flatnonzero(running & ~decode))
+    return Phases(running, decode, over, decodes, half_done, np.flatnonzero(~running))
+
+
+def room_reference(view: StepView, waiting: np.ndarray) -> tuple[int, np.ndarray]:
+    live, limits = view.live, view.limits
+    length = np.minimum(live.num_prompt_tokens + live.max_tokens, limits.max_model_len)
+    whole = np.minimum((length + (limits.block_size - 2)) // limits.block_size, limits.num_blocks)
+    room = limits.num_free_blocks + int(live.num_blocks.sum()) - int(whole.sum()) + int(whole[waiting].sum())
+    shared = live.num_cached_tokens[waiting] // limits.block_size - live.num_cached_free_blocks[waiting]
+    return room, np.maximum(whole[waiting] - shared, 0)
+
+
+@given(views())
+@settings(max_examples=300, deadline=None)
+def test_rows_by_phase_and_their_reservations(view):
+    found, wanted = phases(view), phases_reference(view)
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert (ours is None) == (theirs is None)
+        assert theirs is None or ours.tolist() == theirs.tolist()
+    room, costs = reserved_room(view, found)
+    wanted_room, wanted_costs = room_reference(view, wanted.waiting)
+    assert (room, costs.tolist()) == (wanted_room, wanted_costs.tolist())
+    rows = wanted.decodes[: view.limits.max_num_batched_tokens]
+    if wanted.over is not None:
+        rows = rows[np.cumsum(new_blocks(view, rows)) <= view.limits.num_free_blocks]
+    assert reserved_decodes(view, found).tolist() == rows.tolist()

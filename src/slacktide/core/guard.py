@@ -13,8 +13,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from slacktide.core.bounded import Step
 from slacktide.core.types import IntArray, Live
 
@@ -35,12 +33,13 @@ class ArrivalGuard:
 
     def watch(self, live: Live, prefills: IntArray) -> None:
         """Take in prompts that came since the last look. `prefills` are rows in order of arrival."""
-        if live.arrival_time[prefills[-1]] <= self.last_arrival:
+        fresh, arrival, oldest = prefills.size, live.arrival_time, max(prefills.size - RECENT, 0)
+        while fresh > oldest and arrival[prefills[fresh - 1]] > self.last_arrival:  # few: faster than numpy's search
+            fresh -= 1
+        if fresh == prefills.size:
             return
-        arrivals = live.arrival_time[prefills]
-        fresh = prefills[int(np.searchsorted(arrivals, self.last_arrival, side="right")) :]
-        self.last_arrival = float(arrivals[-1])
-        for target in live.slo_ttft[fresh].tolist():
+        self.last_arrival = float(arrival[prefills[-1]])
+        for target in live.slo_ttft[prefills[fresh:]].tolist():
             if len(self._recent) == RECENT:
                 del self._sorted[bisect_left(self._sorted, self._recent[0])]
             self._recent.append(target)

@@ -92,21 +92,14 @@ class Phases(NamedTuple):
 
 
 def phases(view: StepView) -> Phases:
-    """Sort the rows. Shaped for few numpy calls: each costs as much as the sums over a hundred rows."""
-    live = view.live
-    running = live.status == RUNNING
-    outputs, over = live.num_output_tokens, None
-    if live.num_in_flight_tokens.any():
-        outputs = outputs + live.num_in_flight_tokens
-        over = (live.num_in_flight_tokens > 0) & (outputs >= live.max_tokens)
-        over |= live.num_computed_tokens >= view.limits.max_model_len - 1
-    decode = (live.num_prompt_tokens + outputs - live.num_computed_tokens == 1) & (outputs > 0)
-    rows = np.flatnonzero(decode if over is None else decode & ~over)
-    decodes = by_admission(view, rows)
-    if rows.size == running.size:
-        return Phases(running, decode, over, decodes, _NONE, _NONE)
+    """Sort the rows (compiled: `kernels_phases`)."""
+    live, n = view.live, view.live.index.size
+    flags, rows = np.empty((3, n), dtype=np.bool_), np.empty((3, n), dtype=np.int64)
+    decodes, half_done, waiting, in_flight = kernels("phases").phases(
+        live.columns[0], n, view.limits.max_model_len, flags, rows
+    )
     return Phases(
-        running, decode, over, decodes, by_admission(view, np.flatnonzero(running & ~decode)), np.flatnonzero(~running)
+        flags[0], flags[1], flags[2] if in_flight else None, rows[0, :decodes], rows[1, :half_done], rows[2, :waiting]
     )
 
 
@@ -117,15 +110,11 @@ def reserved_room(view: StepView, now: Phases) -> tuple[int, IntArray]:
     A request that could outgrow the whole KV cache reserves all of it. Blocks of a cached prefix that others hold
     cost a waiting row nothing.
     """
-    live, limits, waiting = view.live, view.limits, now.waiting
-    # The last token needs no slot: blocks for length - 1.
-    length = np.minimum(live.num_prompt_tokens + live.max_tokens, limits.max_model_len)
-    whole = np.minimum((length + (limits.block_size - 2)) // limits.block_size, limits.num_blocks)
-    costs: IntArray = whole[waiting]
-    room = limits.num_free_blocks + int(live.num_blocks.sum()) - int(whole.sum()) + int(costs.sum())
-    cached = live.num_cached_tokens[waiting]
-    if cached.any():
-        costs = np.maximum(costs - (cached // limits.block_size - live.num_cached_free_blocks[waiting]), 0)
+    live, limits = view.live, view.limits
+    room, costs = kernels("phases").reserved_room(
+        live.columns[0], live.index.size, now.waiting, limits.max_model_len, limits.block_size, limits.num_blocks,
+        limits.num_free_blocks,
+    )  # fmt: skip
     return room, costs
 
 
@@ -144,7 +133,11 @@ def reserved_decodes(view: StepView, now: Phases) -> IntArray:
     rows = now.decodes[: view.limits.max_num_batched_tokens]
     if now.over is None:
         return rows
-    return rows[np.cumsum(new_blocks(view, rows)) <= view.limits.num_free_blocks]
+    limits = view.limits
+    kept: IntArray = kernels("phases").within_free(
+        view.live.columns[0], rows, limits.num_free_blocks, limits.block_size
+    )
+    return kept
 
 
 def fitting(costs: IntArray, room: float) -> int:
