@@ -115,3 +115,16 @@ def test_streams_back_from_the_prefix_cache_wait_for_a_seat(seed):
     log = simulate(load, as_policy(Tide()), TRUTH, config, check=True).log
     assert log.num_preemptions.sum() > 0
     assert (log.finished | np.isfinite(load.abort_time)).all()
+
+
+def test_what_tiny_prompts_teach_does_not_make_others_look_too_long():
+    """The belief is off by a factor of two for prompts of a few tokens and by 8 % for those of 130."""
+    truth = AffineModel(alpha_p=0.022, beta_p=0.0003, alpha_d=0.008, beta_d=0.0001, kappa=0.0001)
+    belief = AffineModel(alpha_p=0.011, beta_p=0.00035, alpha_d=0.008, beta_d=0.0001, kappa=0.0001)
+    prompts = np.concatenate((np.resize([1, 2, 4], 30), np.full(10, 130)))
+    n = prompts.size
+    load = Workload(np.arange(n) * 1.0, prompts, np.full(n, 2), slo_ttft=np.full(n, 0.2), slo_tbt=np.full(n, 0.5))
+    config = EngineConfig(max_num_batched_tokens=2048, max_num_seqs=32, num_blocks=2000)
+    log = simulate(load, as_policy(Tide()), truth, config, belief=belief).log
+    assert judge(log).ttft.sum() == 0
+    assert log.num_steps == 2 * n  # whole prompts, no crumbs

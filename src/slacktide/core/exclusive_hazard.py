@@ -123,6 +123,10 @@ def fit_line(x: FloatArray, y: FloatArray) -> tuple[float, float]:
     return float(y.mean() - slope * x.mean()), slope
 
 
+_SPREAD = np.arange(6) / 5
+"""Exponents of the six counts of prompts at which `costs_of` looks at mixed steps."""
+
+
 def costs_of(model: LatencyModel, load: Load, n: float, budget: int, *, context: float | None = None) -> Costs:
     """Affine costs of a step-time model around a working point: `n` running requests of this load, `budget` tokens.
 
@@ -136,14 +140,15 @@ def costs_of(model: LatencyModel, load: Load, n: float, budget: int, *, context:
     prompts = max(budget / load.prompt, 2.0)
     rate = n / (1 + load.output)
     most = min(rate + 3 * np.sqrt(rate), max(budget - n, load.prompt) / load.prompt)
-    counts = np.unique(np.round(np.geomspace(1, max(most, 2.0), 6))).astype(np.float64)
-    shapes = np.concatenate(
-        [
-            step_shapes(model, load, np.zeros(4), np.array([n / 4, n / 2, 3 * n / 4, n]), at),
-            step_shapes(model, load, np.array([1.0, prompts / 3, 2 * prompts / 3, prompts]), np.zeros(4), at),
-            step_shapes(model, load, counts, np.full(counts.size, n), at),
-            step_shapes(model, load, counts, np.full(counts.size, 0.75 * n), at),
-        ]
+    counts = np.round(max(most, 2.0) ** _SPREAD)  # whole prompts, evenly spread in ratio, each number once
+    counts = counts[np.concatenate(([True], counts[1:] > counts[:-1]))]
+    both = np.concatenate((np.full(counts.size, n), np.full(counts.size, 0.75 * n)))
+    shapes = step_shapes(
+        model,
+        load,
+        np.concatenate((np.zeros(4), (1.0, prompts / 3, 2 * prompts / 3, prompts), counts, counts)),
+        np.concatenate(((n / 4, n / 2, 3 * n / 4, n), np.zeros(4), both)),
+        at,
     )
     times = model.step_times(shapes)
     alpha_d, beta_d = fit_line(shapes[:4, s.NUM_DECODES], times[:4])
@@ -169,7 +174,8 @@ def step_shapes(
     shapes[:, s.DECODE_CONTEXT] = decodes * context
     shapes[:, s.DECODE_MAX_CONTEXT] = np.where(decodes > 0, context, 0.0)
     whole: Callable[[FloatArray], FloatArray] = model.potential
-    shapes[:, s.PREFILL_POTENTIAL] = prompts * (whole(np.array([length])) - whole(np.array([0.0])))
+    from_zero, to_end = whole(np.array([0.0, length]))
+    shapes[:, s.PREFILL_POTENTIAL] = prompts * (to_end - from_zero)
     shapes[:, s.NUM_TOKENS] = shapes[:, s.PREFILL_TOKENS] + decodes
     shapes[:, s.NUM_SEQUENCES] = shapes[:, s.NUM_PREFILLS] + decodes
     return shapes

@@ -30,10 +30,13 @@ from slacktide.core.tide import (
     KNEE,
     KNEE_TIME,
     LEAST_TIME,
+    NEIGHBOUR,
     NUM_SIZES,
     PER_PAIR,
     PER_TOKEN,
+    PRIOR_DEVIATION,
     SCENE_ALONE,
+    SEEN,
     SHARED,
     SIZE_EDGES,
 )  # fmt: skip
@@ -73,15 +76,19 @@ def size_class(tokens: float) -> int:
 def factors_of(learned: FloatArray, deviations: float, by_size: bool, factors: FloatArray) -> None:
     """Fill float64[3, 16]: what predictions are multiplied by, per scene and size: mean + `deviations` deviations.
 
-    A size class seen k times weighs k against the SHARED of its scene.
+    A size class weighs as many steps as it was seen, its neighbours less and less, the belief itself SHARED.
     """
     for scene in range(3):
-        mean, deviation = learned[0, scene, SCENE_ALONE], learned[1, scene, SCENE_ALONE]
         for size in range(NUM_SIZES):
-            w = learned[2, scene, size] / (learned[2, scene, size] + SHARED) if by_size else 0.0
-            own_mean = w * learned[0, scene, size] + (1.0 - w) * mean
-            own_deviation = w * learned[1, scene, size] + (1.0 - w) * deviation
-            factors[scene, size] = own_mean + deviations * own_deviation
+            mean, deviation, weight = SHARED, SHARED * PRIOR_DEVIATION, SHARED
+            for other in range(NUM_SIZES):
+                w = min(learned[2, scene, other], SEEN) * NEIGHBOUR ** abs(size - other)
+                mean += w * learned[0, scene, other]
+                deviation += w * learned[1, scene, other]
+                weight += w
+            factors[scene, size] = (mean + deviations * deviation) / weight
+            if not by_size:
+                factors[scene, size] = learned[0, scene, SCENE_ALONE] + deviations * learned[1, scene, SCENE_ALONE]
 
 
 @compiled

@@ -104,7 +104,13 @@ NUM_SIZES = 16
 SCENE_ALONE = 16
 """Column of a scene's own mean, over all sizes."""
 SHARED = 4.0
-"""Steps that the scene's mean counts for in that of a size class: a class is believed after as many."""
+"""Steps that the belief itself counts for in the mean of a size class: a class is believed after as many."""
+NEIGHBOUR = 1 / 3
+"""What a step of the next size class counts for, one two classes away for the square of it. A belief may be off by a
+factor of two for prompts of a few tokens and right for those of a hundred; were it one mean for all sizes, sizes that
+were never tried would look too long to be tried."""
+SEEN = 20.0
+"""Most steps that a class counts for: the last twenty make its mean (WEIGHT)."""
 WILD = 4.0
 """A step further from its prediction than this factor is a disturbance (a page fault, a compilation), not a cost."""
 
@@ -152,8 +158,6 @@ class Margins:
         size = int(np.searchsorted(SIZE_EDGES, tokens))
         for column in (SCENE_ALONE, size):
             mean, deviation, steps = self.learned[:, scene, column].tolist()
-            if steps == 0 and column != SCENE_ALONE:
-                mean, deviation = self.learned[:2, scene, SCENE_ALONE].tolist()
             # Early on the plain average, then an exponential one.
             weight = max(WEIGHT, 1.0 / (steps + SHARED))
             deviation += weight * (abs(ratio - mean) - deviation)

@@ -59,19 +59,24 @@ class Lengths:
 
     def load(self, view: StepView) -> Load:
         """Means of the windows; before MIN_SAMPLES completions the prior of `output_prior`."""
-        prompt = float(np.mean(self.prompts)) if self.prompts else float(view.live.num_prompt_tokens.mean())
-        output = float(np.mean(self.outputs)) if len(self.outputs) >= MIN_SAMPLES else output_prior(view)
+        prompt = float(_array(self.prompts).mean()) if self.prompts else float(view.live.num_prompt_tokens.mean())
+        output = float(_array(self.outputs).mean()) if len(self.outputs) >= MIN_SAMPLES else output_prior(view)
         return Load(max(prompt, 1.0), max(output, 1.0))
 
     def age(self) -> float | None:
         """Mean residual age of the outputs seen; None before MIN_SAMPLES completions."""
         if len(self.outputs) < MIN_SAMPLES:
             return None
-        return mean_residual_age(np.fromiter(self.outputs, dtype=np.int64))
+        return mean_residual_age(_array(self.outputs))
 
     def prompt_variance(self) -> float:
         """Variance of the prompts in the window."""
-        return float(np.var(self.prompts)) if len(self.prompts) > 1 else 0.0
+        return float(_array(self.prompts).var()) if len(self.prompts) > 1 else 0.0
+
+
+def _array(window: deque[int]) -> IntArray:
+    """A window as an array; numpy's own conversion of a deque takes three times as long."""
+    return np.fromiter(window, dtype=np.int64, count=len(window))
 
 
 @dataclass
