@@ -1,6 +1,7 @@
-"""The baseline schedulers on one real trace: one run near capacity, and the highest rate of each that meets the SLO.
+"""Schedulers on one real trace: one run near capacity, and the highest rate of each that meets the SLO.
 
-make bench NAME=baselines; writes results/baselines.json and the tables of README.md, here and at the top.
+make bench NAME=baselines [ARGS="--policies sliding,tide"]; writes results/baselines.json and the tables of README.md,
+here and at the top. --policies measures these anew and leaves the rows of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from slacktide.search.scenario import Scenario, prepare, run_policy
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-BASELINES = "fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi:chunk_size=2048,sarathi-edf,sarathi-srpf,sglang,trtllm"
+POLICIES = (
+    "fcfs,orca,vllm-v0,vllm-v1,sarathi,sarathi:chunk_size=2048,sarathi-edf,sarathi-srpf,sglang,trtllm,"
+    "qoserve,sliding,tide"
+)
 SLO = "ttft:1000,tbt:50"  # a first token within a second, then faster than anyone reads
 RATE = 14.0  # requests/s: the best of them can just carry it within the SLO, the others cannot
 
@@ -30,11 +34,11 @@ def scenario(profile: str, rate: float | None) -> Scenario:
     return Scenario(trace="azure-conv", profile=profile, slo=SLO, rate=rate)
 
 
-def compare(profile: str) -> list[dict[str, Any]]:
+def compare(profile: str, policies: str) -> list[dict[str, Any]]:
     """Records of one run per policy, all 16,495 requests; wall-clock figures dropped (they are the machine's)."""
     setup = prepare(scenario(profile, RATE))
     records = []
-    for spec in parse_policies([BASELINES]):
+    for spec in parse_policies([policies]):
         record, _ = run_policy(setup, spec)
         for name in [n for n in record["summary"] if "decision" in n or n == "wall_time"]:
             record["summary"][name] = None
@@ -42,10 +46,16 @@ def compare(profile: str) -> list[dict[str, Any]]:
     return records
 
 
-def goodput(profile: str) -> list[dict[str, Any]]:
+def goodput(profile: str, policies: str) -> list[dict[str, Any]]:
     """Highest rate with 99 % attainment: three starting points of the trace, 95 % interval."""
-    found = find_goodput(scenario(profile, None), parse_policies([BASELINES]), jobs=os.cpu_count() or 1)
+    found = find_goodput(scenario(profile, None), parse_policies([policies]), jobs=os.cpu_count() or 1)
     return [{key: record[key] for key in ("label", "rate", "rate_low", "rate_high")} for record in found]
+
+
+def merged(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of both, those measured now in place of their older ones, in the order of POLICIES."""
+    found = {row["label"]: row for row in [*before, *now]}
+    return [found[spec.label] for spec in parse_policies([POLICIES]) if spec.label in found]
 
 
 def goodput_table(results: dict[str, Any]) -> str:
@@ -75,18 +85,22 @@ def fill(path: Path, name: str, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profiles", default="h100/llama-3-8b,rtx-pro-6000/llama-3-8b")
+    parser.add_argument("--policies", default=POLICIES, help="these alone; rows of the others stay (default: all)")
     args = parser.parse_args()
-    profiles = args.profiles.split(",")
+    profiles, path = args.profiles.split(","), HERE / "results" / "baselines.json"
+    before = json.loads(path.read_text()) if path.exists() else {"compare": [], "goodput": {}}
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=HERE, check=True)
     results: dict[str, Any] = {
         "commit": commit.stdout.strip(),
         "versions": {n: version(n) for n in ("slacktide", "numpy", "numba")} | {"python": platform.python_version()},
         "slo": SLO,
-        "compare": compare(profiles[0]),
-        "goodput": {profile: goodput(profile) for profile in profiles},
+        "compare": merged(before["compare"], compare(profiles[0], args.policies)),
+        "goodput": {
+            profile: merged(before["goodput"].get(profile, []), goodput(profile, args.policies)) for profile in profiles
+        },
     }
-    (HERE / "results").mkdir(exist_ok=True)
-    (HERE / "results" / "baselines.json").write_text(json.dumps(results, indent=1) + "\n")
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
     fill(HERE / "README.md", "compare", markdown(results["compare"]))
     fill(HERE / "README.md", "goodput", goodput_table(results))
     fill(ROOT / "README.md", "goodput", goodput_table(results))
