@@ -18,6 +18,8 @@ ARMS = ("sarathi-edf", "greedy-dynamic", "qoserve", "sola", "paper", "paper, cla
         "greedy-dynamic + guard", "qoserve + guard", "sliding")  # fmt: skip
 SHARED = ("guard", "margin", "max_chunk", "late_factor")
 """Parameters that sliding and greedy-dynamic have in common."""
+WINDOWED = ("sliding, no guard", "sliding")
+"""Arms whose chunker is a window."""
 Tuned = dict[str, dict[str, str]]
 """Data set, or `all`, -> arm -> policy."""
 
@@ -32,6 +34,11 @@ def tuned_for(profile: str) -> Tuned:
 def setting(arm: str, data: str, profile: str) -> str:
     """The arm's policy for that kind of data on that GPU; "" where it was not tuned."""
     return tuned_for(profile).get(KINDS[data], {}).get(arm, "")
+
+
+def greedy_chunks(arm: str, profile: str) -> str:
+    """That arm for long prompts, greedy in place of its window."""
+    return f"{setting(arm, 'arxiv-v1', profile)},chunker=greedy"
 
 
 def rungs(profile: str) -> dict[str, str]:

@@ -166,6 +166,18 @@ def window(rows: Rows) -> list[str]:
     return [f"### Is the window greedy where T_cur <= T_next? {LLAMA}, `{rows[0]['policy']}`\n\n" + table(head, body)]
 
 
+def binding(rows: Rows) -> list[str]:
+    """What windows meet near goodput."""
+    body = [
+        [f"{row['data']}, {row['profile']}, {row['rate']:g} req/s", f"`{row['policy']}`", f"{row['decisions']}",
+         *(f"{100 * row[name] / row['decisions']:.1f}" for name in ("capped", "whole", "short", "split"))]
+        for row in rows
+    ]  # fmt: skip
+    head = ["load", "policy", "decisions on a window", "at the cap, %", "whole queue fits, %", "T_cur <= T_next, %",
+            "split, %"]  # fmt: skip
+    return ["### What leaves a window nothing to split, near goodput\n\n" + table(head, body)]
+
+
 def timing(rows: Rows) -> list[str]:
     """Decision times and the bars they are held to."""
     body = []
@@ -194,11 +206,18 @@ def timing(rows: Rows) -> list[str]:
 
 def render(here: Path) -> None:
     """README.md's parts between its marks, from what results there are."""
-    names = ("tune", "goodput", "overload", "transient", "window", "curves", "sensitivity", "timing")
+    names = ("tune", "goodput", "overload", "transient", "window", "binding", "curves", "sensitivity", "timing")
     rows = {name: load(name) for name in names}
     found, text = Cells(rows["goodput"]), tuning(rows["tune"])
     text += goodput(found) + ablation(found, rows["overload"])
-    parts = {"transient": transient, "curves": shares, "window": window, "sensitivity": sensitivity, "timing": timing}
+    parts = {
+        "transient": transient,
+        "curves": shares,
+        "window": window,
+        "binding": binding,
+        "sensitivity": sensitivity,
+        "timing": timing,
+    }
     for name, part in parts.items():
         text += part(rows[name]) if rows[name] else []
     readme = here / "README.md"

@@ -1,4 +1,6 @@
-"""Is the clamped window greedy when T_cur <= T_next? Counted over real decisions, by a search of its own.
+"""What windows find to do: is the clamped one greedy when T_cur <= T_next, and what else leaves it nothing?
+
+The first is counted over real decisions, by a search of its own.
 
 The policy's search returns greedy's step there without looking. Here every first step (in steps of STRIDE tokens) is
 tried on the same queue and the same belief, prompts of several lengths and all, and its time for the same tokens is
@@ -7,11 +9,13 @@ held against greedy's.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from common import LLAMA, Log, scenario
+from arms import H100, PRO, WINDOWED, setting
+from common import LLAMA, QWEN, Log, scenario
 
 from slacktide.core import chunker
 from slacktide.core.chunker import Load, advanced, load_time, prefill_within
@@ -24,6 +28,10 @@ SAMPLES = 300
 """Decisions per kind that are searched, evenly spread over the run."""
 POINTS = (("sharegpt", 0.5), ("arxiv-v1", 1.2), ("mixed-v1", 1.2), ("mixed-v1", 4.0))
 """Data and requests/s: near and beyond the goodput without guard."""
+
+NEAR = (("mixed-v1", QWEN, 2.9, 2.0), ("mixed-v1", H100, 15.0, 15.0), ("mixed-v1", PRO, 7.0, 6.5),
+        ("arxiv-v1", LLAMA, 1.05, 1.1))  # fmt: skip
+"""Data, GPU and about the goodput in requests/s, without guard and with it."""
 
 
 def best_saving(belief: Any, truth: Any, load: Load, bounds: np.ndarray, limit: int) -> tuple[float, float] | None:
@@ -99,3 +107,38 @@ def check_windows(settings: str) -> None:
             return found
 
         log.get(f"{settings}|{data}|{rate:g}", work)
+
+
+def check_binding() -> None:
+    """What the complete policies' windows meet near goodput, one row per arm and load, into results/binding.jsonl."""
+    log = Log("binding")
+    for data, profile, *rates in NEAR:
+        for arm, rate in zip(WINDOWED, rates, strict=True):
+            text = setting(arm, data, profile)
+
+            def work(data: str = data, profile: str = profile, rate: float = rate, text: str = text) -> dict[str, Any]:
+                found = binding(text, data, profile, rate)
+                return {"policy": text, "data": data, "profile": profile, "rate": rate} | found
+
+            log.get(f"{text}|{data}|{profile}|{rate:g}", work)
+
+
+def binding(text: str, data: str, profile: str, rate: float) -> dict[str, int]:
+    """Decisions on a window, and how many of them are at the token limit, take the whole queue, have T_cur <= T_next,
+    and are split."""
+    split, counts = chunker.split, Counter(decisions=0, capped=0, whole=0, short=0, split=0)
+
+    def record(model: Any, load: Load, bounds: np.ndarray, limit: int, mode: Any, **options: Any) -> tuple[int, int]:
+        chosen, most = split(model, load, bounds, limit, mode, **options)
+        whole = most >= int(load.remaining.sum())
+        counts.update(
+            decisions=1, whole=int(whole), capped=int(not whole and most + load.num_decodes >= limit),
+            short=int(2 * bounds[0] <= bounds[1] and np.isfinite(bounds[0])), split=int(chosen < most),
+        )  # fmt: skip
+        return chosen, most
+
+    setup = prepare(scenario(data, profile, rate, 1))
+    (spec,) = parse_policies([text])
+    with mock.patch.object(chunker, "split", record):
+        simulate(setup.workload, build_policy(spec, {}), setup.profile.latency, setup.config, belief=setup.belief)
+    return dict(counts)

@@ -96,3 +96,22 @@ def test_data_have_the_papers_lengths_and_seeds_differ(parts, tmp_path, monkeypa
     assert np.quantile(first[:, 0], 0.9) == pytest.approx(4382, rel=0.05)
     again = np.loadtxt(data.write("arxiv-v1", 1), delimiter=",", skiprows=1, usecols=(0, 1))
     assert np.array_equal(first, again)
+
+
+def test_every_claim_of_the_page_was_run_and_has_a_reason():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    table = page.split("<!-- claims -->")[1].split("<!-- /claims -->")[0].strip().splitlines()[2:]
+    assert len(table) > 20
+    for line in table:
+        _, verdict, evidence, why = line.strip("| ").split(" | ")
+        assert verdict.strip("*") != "not run"
+        assert evidence
+        assert why
+
+
+def test_the_policy_without_its_window_is_the_same_but_for_the_chunker(parts):
+    arms = parts["arms"]
+    for arm in arms.WINDOWED:
+        whole = arms.setting(arm, "arxiv-v1", arms.H100)
+        assert arms.greedy_chunks(arm, arms.H100) == f"{whole},chunker=greedy"
+        parse_policies([arms.greedy_chunks(arm, arms.H100)])
