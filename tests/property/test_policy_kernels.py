@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from slacktide.core import bounded, live
 from slacktide.core.budget import max_tokens
-from slacktide.core.deadlines import survey_reference
+from slacktide.core.deadlines import survey_reference, windows
 from slacktide.core.kernels_latency import extended_features_packed
 from slacktide.core.kernels_orders import LAST, decodes_first, mlps, qoserve, sola, sola_bound
 from slacktide.core.kinds import DECODE, PREFILL
@@ -26,6 +26,8 @@ from slacktide.core.policies._shared import (
     reserved_room,
     uncached_tokens,
 )
+from slacktide.core.policies._sliding import overdue, service_order
+from slacktide.core.policies.sliding import Sliding
 from slacktide.core.priority import HOPELESS, by_class, classes, edf_feasible, hybrid_key
 from slacktide.core.shape import SHAPE_SIZE
 from slacktide.core.types import PREEMPTED, RUNNING, SLO, WAITING, Limits, Request, StepView
@@ -330,3 +332,38 @@ def test_rows_by_phase_and_their_reservations(view):
     if wanted.over is not None:
         rows = rows[np.cumsum(new_blocks(view, rows)) <= view.limits.num_free_blocks]
     assert reserved_decodes(view, found).tolist() == rows.tolist()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    views(),
+    st.sampled_from([0.0, 0.01, 1.0]),
+    st.sampled_from(["greedy", "clamped", "frozen", "dual"]),
+    st.integers(1, 3),
+    st.sampled_from([0.02, np.inf]),
+)
+def test_sliding_decides_at_once_what_its_parts_say(view, ageing, mode, window, cap):
+    policy = Sliding(chunker=mode, window=window, ageing=ageing)
+    step = bounded.begin(view, policy.margin, None)
+    if not step.prefills.size:
+        return
+    look = policy._look(step, 1.0)
+    bounds, late = windows(step.survey, step.least, max(window, 2), late_factor=policy.late_factor)
+    order, hopeless = service_order(step, "mlps", look.rho, step.least, policy.beta, policy.beta, relegation=False)
+    assert look.bounds.tolist() == bounds.tolist()
+    assert (look.late, look.order.tolist(), look.hopeless.tolist()) == (late, order.tolist(), hopeless.tolist())
+    assert look.aged == overdue(step, ageing)
+
+    first, rows, tokens = step.queue(step.packed(order))
+    load = step.load(rows, tokens)
+    greedy, full, at_risk, prefill = policy._fit(step, look, rows, tokens, first, cap)
+    assert greedy == step.within(load, float(bounds[0]))
+    assert full == step.seconds(load, max(greedy, 0))
+    _, number = policy._construct(step, look, float(bounds[0]), full)
+    assert at_risk == number
+    if mode == "greedy" or window == 1:
+        assert prefill == greedy
+    elif at_risk or (rows.size and first + tokens.sum() >= step.limit):
+        assert prefill == -2
+    else:
+        assert (prefill, greedy) == policy._split(step, order, rows, tokens, first, bounds, cap)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
+from slacktide.core.kernels_deadlines import windows
 from slacktide.core.live import (
     ADMISSION_ORDER,
     ARRIVAL,
@@ -144,6 +145,31 @@ def mlps(
         lost[i] = kind >= HOPELESS
         key[i] = (kind << 40) + remaining[row]
     return rows[np.argsort(key, kind="mergesort")], rows[lost]
+
+
+@compiled
+def bounds_and_mlps(
+    ints: IntArray,
+    floats: FloatArray,
+    rows: IntArray,
+    now: float,
+    kind: IntArray,
+    slack: FloatArray,
+    pace: FloatArray,
+    remaining: IntArray,
+    rho: float,
+    alpha: float,
+    beta: float,
+    least: float,
+    late_factor: float,
+    tokens_per_step: float,
+    bounds: FloatArray,
+) -> tuple[int, IntArray, IntArray, float]:
+    """`kernels_deadlines.windows`, `mlps` and for how many seconds the first prompt's first token is overdue."""
+    late = windows(kind, slack, pace, least, late_factor, tokens_per_step, bounds)
+    order, lost = mlps(ints, rows, slack, remaining, rho, alpha, beta, least)
+    target = floats[SLO_TTFT, rows[0]]
+    return late, order, lost, now - floats[ARRIVAL, rows[0]] - (target if target < np.inf else 0.0)
 
 
 @compiled

@@ -193,6 +193,63 @@ def split_window(
 
 
 @compiled
+def fit(
+    packed: FloatArray,
+    bounds: FloatArray,
+    margin: float,
+    decodes: float,
+    context: float,
+    longest: float,
+    rows: IntArray,
+    remaining: IntArray,
+    computed: IntArray,
+    limit: int,
+    first: int,
+    order: IntArray,
+    hopeless: IntArray,
+    slack: FloatArray,
+    least: float,
+    window: bool,
+    survival: float,
+    cap: float,
+    gain: float,
+    frozen: bool,
+    dual: bool,
+    shape: FloatArray,
+) -> tuple[int, float, int, int]:
+    """A step's usual decision at once: what fits, whom it would make late and, if nobody, how a window splits it.
+
+    `rows`, `remaining`: prompts of the full batch and their tokens, behind `first` decodes; `computed`, `slack` of all
+    rows; `bounds` and `cap` with the margin on top. Returns greedy's tokens (-1: the decodes alone take longer), their
+    seconds with the margin, how many prompts of `order` but not `hopeless` are at risk (`constructor.construct`), and
+    the split's tokens: greedy's without a `window`, -2 where `Sliding._split` has to be asked, because somebody is at
+    risk or the window reaches behind the full batch.
+    """
+    done = np.empty(rows.size, dtype=np.int64)
+    total = first
+    for i in range(rows.size):
+        done[i] = computed[rows[i]]
+        total += remaining[i]
+    within = bounds / margin
+    greedy = prefill_within(packed, within[0], decodes, context, longest, remaining, done, limit, shape)
+    full = margin * time_of(packed, decodes, context, longest, remaining, done, float(max(greedy, 0)), shape)
+    at_risk = 0
+    for i in range(order.size):
+        at_risk += least <= slack[order[i]] < full
+    for i in range(hopeless.size):
+        at_risk -= least <= slack[hopeless[i]] < full
+    if window and (at_risk > 0 or (rows.size > 0 and total >= limit)):
+        return greedy, full, at_risk, -2
+    if not window or not np.isfinite(within[0]):
+        return greedy, full, at_risk, greedy
+    chosen, _ = split_window(
+        packed, within, decodes, context, longest, remaining, done, limit, survival, cap / margin, gain, frozen, dual,
+        shape,
+    )  # fmt: skip
+    return greedy, full, at_risk, chosen
+
+
+@compiled
 def _literal_time(
     packed: FloatArray,
     budget: int,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -11,13 +11,32 @@ from slacktide.core.constructor import can_hold
 from slacktide.core.kinds import IDLE
 from slacktide.core.loading import kernels
 from slacktide.core.priority import HOPELESS, classes, edf_feasible, hybrid_key, paper_order
-from slacktide.core.types import RUNNING, IntArray, Plan
+from slacktide.core.types import RUNNING, FloatArray, IntArray, Plan
 
 Order = Literal["mlps", "paper", "edf", "srpf", "hybrid", "fcfs"]
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
 _LOW, _HIGH = 0.001, 0.008
 """QoServe's alpha, seconds a token: while prompts by deadline would all be on time (paper), and beyond (its code)."""
+
+
+class Look(NamedTuple):
+    """What the rows ask of a step."""
+
+    bounds: FloatArray
+    """Seconds from now within which this step and the next ones must end."""
+    late: int
+    """Decodes that are late."""
+    order: IntArray
+    """Prompts in service order."""
+    hopeless: IntArray
+    """Those of them that are hopeless or relegated."""
+    rho: float
+    """Pace of prefills, tokens per second."""
+    aged: int
+    """The prompt that is overdue for too long, or -1."""
+    least: float
+    """Seconds of the shortest step."""
 
 
 def service_order(

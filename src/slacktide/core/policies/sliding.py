@@ -18,13 +18,14 @@ import numpy as np
 
 from slacktide.core import chunker as chunking
 from slacktide.core.bounded import DEFAULT_MARGIN, Step, begin, cut, decode_only
-from slacktide.core.chunker import Load
 from slacktide.core.constructor import Batch, construct, construct_paper
-from slacktide.core.deadlines import Survey, windows
+from slacktide.core.deadlines import windows
 from slacktide.core.guard import ArrivalGuard
+from slacktide.core.loading import kernels
 from slacktide.core.outputs import OutputLengths, StepYield
 from slacktide.core.policies._shared import require_at_least, require_at_most, require_choice
 from slacktide.core.policies._sliding import (
+    Look,
     Order,
     evicting,
     eviction_victim,
@@ -35,6 +36,7 @@ from slacktide.core.policies._sliding import (
 )
 from slacktide.core.policy import register
 from slacktide.core.priority import PrefillRate, prior_rate
+from slacktide.core.shape import SHAPE_SIZE
 from slacktide.core.types import FloatArray, IntArray, Plan, StepResult, StepView
 
 Chunker = Literal["greedy", "clamped", "frozen", "dual", "paper"]
@@ -42,6 +44,9 @@ Constructor = Literal["off", "sound", "paper"]
 
 _NO_ROWS: IntArray = np.empty(0, dtype=np.int64)
 _BEHIND = 64  # prompts behind the full batch that a window looks at: more than its steps can reach
+
+
+_NO_TIME = 1e-6  # seconds; a prompt due sooner cannot be saved even where a step takes no time
 
 
 @register("sliding")
@@ -149,28 +154,30 @@ class Sliding:
         gain = self.tokens_per_step or self._yield.watch(view.live, step.decodes)
         if not step.prefills.size:
             return self._done(decode_only(step), 0)
-        least = step.least
-        bounds, late = self._bounds(step.survey, least, gain)
+        look = self._look(step, gain)
+        bounds, order, hopeless = look.bounds, look.order, look.hopeless
         cap = math.inf
         if self.guard > 0 and not self._paper:
             cap = self._guard.bound(self.guard, step)
             bounds[0] = min(bounds[0], cap)
-        order, hopeless, rho = self._sorted(step, least)
-        aged = -1 if self._paper else overdue(step, self.ageing)
-        packed = step.packed(*with_aged(step, order, aged, self.ageing_tokens))
+        packed = step.packed(*with_aged(step, order, look.aged, self.ageing_tokens))
         first, rows, tokens = step.queue(packed)
-        load = step.load(rows, tokens)
         t_cur = float(bounds[0])
-        greedy = step.within(load, t_cur)
+        greedy, full, at_risk, prefill = self._fit(step, look, rows, tokens, first, cap)
         why: dict[str, Any] = {
             "path": "window",
             "t_cur": t_cur,
             "t_next": float(bounds[1]) - t_cur if t_cur < math.inf else math.inf,
-            "late_decodes": late,
+            "late_decodes": look.late,
         }
         relegated = newly_relegated(step, hopeless) if self.relegation else _NO_ROWS
         if greedy > 0 or not step.decodes.size or self._paper:
-            batch, why["at_risk"] = self._construct(step, order, hopeless, load, greedy, t_cur, least, rho)
+            batch, why["at_risk"] = None, 0
+            if self._constructor == "paper":
+                everything = step.seconds(step.load(rows, tokens), int(tokens.sum()))
+                batch, why["at_risk"] = construct_paper(step, order, everything, **self._sizes)
+            elif at_risk and self._constructor == "sound":
+                batch, why["at_risk"] = self._construct(step, look, t_cur, full)
             if batch is not None:
                 return self._done(*self._batch_plan(step, order, batch, why, relegated))
             if self._constructor == "paper" and why["at_risk"] and step.decodes.size:
@@ -178,9 +185,8 @@ class Sliding:
                 return self._done(cut(step, packed, 0, why | {"path": "empty"}, relegated), 0)
         if self.evict and (victim := eviction_victim(step, order, hopeless)) >= 0:
             return self._done(evicting(step, victim, why | {"path": "evict"}), 0)
-        prefill = greedy
-        if self._chunker != "greedy" and self.window > 1:
-            prefill, greedy = self._split(step, order, load, rows, tokens, first, bounds, cap)
+        if prefill < -1:
+            prefill, greedy = self._split(step, order, rows, tokens, first, bounds, cap)
         why["greedy"] = greedy
         plan = cut(step, packed, prefill, why, relegated)
         return self._done(plan, max(min(prefill, int(tokens.sum())), 0))
@@ -203,46 +209,61 @@ class Sliding:
     def _constructor(self) -> Constructor:
         return self.constructor or ("paper" if self._paper else "sound")
 
-    def _bounds(self, found: Survey, least: float, tokens_per_step: float) -> tuple[FloatArray, int]:
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return {"quantum": self.quantum, "max_candidates": self.max_candidates, "max_anchors": self.max_anchors}
+
+    @property
+    def _survival(self) -> float:
+        """Share of the decodes that go on after a step."""
+        return 1.0 - 1.0 / self._outputs.expected(math.inf) if self.output_statistics else 1.0
+
+    def _look(self, step: Step, tokens_per_step: float) -> Look:
         """The paper protects decodes that are not late; which those are it leaves open."""
-        count = max(self.window, 2)
-        if self._paper:
-            return windows(found, 0.0, count, late_factor=math.inf)
-        return windows(found, least, count, late_factor=self.late_factor, tokens_per_step=tokens_per_step)
-
-    def _sorted(self, step: Step, least: float) -> tuple[IntArray, IntArray, float]:
-        """(prompts in service order, those of them that are hopeless or relegated, pace of prefills)."""
+        found, least, count = step.survey, step.least, max(self.window, 2)
         rho = self._rate.value(prior_rate(step.limit, step.full))
-        order = self.order or ("paper" if self._paper else "mlps")
-        alpha = self.alpha if self.alpha is not None else 1.0 if order == "paper" else self.beta
-        rows, lost = service_order(step, order, rho, least, alpha, self.beta, relegation=self.relegation)
-        return rows, lost, rho
+        name = self.order or ("paper" if self._paper else "mlps")
+        alpha = self.alpha if self.alpha is not None else 1.0 if name == "paper" else self.beta
+        if name == "mlps" and not self._paper:  # the usual case in one crossing into compiled code
+            bounds = np.empty(count)
+            late, order, hopeless, overdue_by = kernels("orders").bounds_and_mlps(
+                *step.view.live.columns, step.prefills, step.view.start, found.kind, found.slack, found.pace,
+                found.remaining, rho, float(alpha), float(self.beta), least, float(self.late_factor),
+                float(tokens_per_step), bounds,
+            )  # fmt: skip
+            aged = int(step.prefills[0]) if overdue_by > self.ageing else -1
+            return Look(bounds, late, order, hopeless, rho, aged, least)
+        if self._paper:
+            bounds, late = windows(found, 0.0, count, late_factor=math.inf)
+        else:
+            bounds, late = windows(found, least, count, late_factor=self.late_factor, tokens_per_step=tokens_per_step)
+        order, hopeless = service_order(step, name, rho, least, alpha, self.beta, relegation=self.relegation)
+        return Look(bounds, late, order, hopeless, rho, -1 if self._paper else overdue(step, self.ageing), least)
 
-    def _construct(
-        self,
-        step: Step,
-        order: IntArray,
-        hopeless: IntArray,
-        load: Load,
-        greedy: int,
-        bound: float,
-        least: float,
-        rho: float,
-    ) -> tuple[Batch | None, int]:
-        kind = self._constructor
-        if kind == "off":
-            return None, 0
-        sizes = {"quantum": self.quantum, "max_candidates": self.max_candidates, "max_anchors": self.max_anchors}
-        if kind == "paper":
-            full = step.seconds(load, int(load.remaining.sum()))
-            return construct_paper(step, order, full, **sizes)
-        if hopeless.size:
+    def _fit(
+        self, step: Step, look: Look, rows: IntArray, tokens: IntArray, first: int, cap: float
+    ) -> tuple[int, float, int, int]:
+        """(greedy's tokens, their seconds, prompts at risk, the window's tokens; -2: `_split` has to be asked)."""
+        found, mode = step.survey, self._chunker
+        windowed = mode != "greedy" and self.window > 1
+        greedy, full, at_risk, prefill = kernels("sliding").fit(
+            step.view.latency.packed, look.bounds[: self.window], float(step.margin), float(found.num_decodes),
+            found.context, found.longest, rows, tokens, found.computed, step.limit, first, look.order, look.hopeless,
+            found.slack, max(look.least, _NO_TIME), windowed and mode != "paper", self._survival, cap,
+            float(self.least_gain), mode == "frozen", mode == "dual", np.zeros(SHAPE_SIZE),
+        )  # fmt: skip
+        return greedy, full, at_risk, -2 if windowed and mode == "paper" else prefill
+
+    def _construct(self, step: Step, look: Look, bound: float, full: float) -> tuple[Batch | None, int]:
+        order = look.order
+        if look.hopeless.size:
             gone = np.zeros(step.view.live.index.size, dtype=bool)
-            gone[hopeless] = True
+            gone[look.hopeless] = True
             order = order[~gone[order]]
-        full = step.seconds(load, max(greedy, 0))
-        least = max(least, 1e-6)
-        return construct(step, order, bound, full, least=least, rho=rho, endangered_only=self.endangered_only, **sizes)
+        return construct(
+            step, order, bound, full, least=max(look.least, _NO_TIME), rho=look.rho,
+            endangered_only=self.endangered_only, **self._sizes,
+        )  # fmt: skip
 
     def _batch_plan(
         self, step: Step, order: IntArray, batch: Batch, why: dict[str, Any], relegated: IntArray
@@ -264,7 +285,6 @@ class Sliding:
         self,
         step: Step,
         order: IntArray,
-        load: Load,
         rows: IntArray,
         tokens: IntArray,
         first: int,
@@ -272,19 +292,19 @@ class Sliding:
         cap: float,
     ) -> tuple[int, int]:
         """Tokens of this step by the chunker; the next steps see the prompts behind the full batch too."""
+        load = step.load(rows, tokens)
         if rows.size and first + int(tokens.sum()) >= step.limit:
             at = int(np.flatnonzero(order == rows[-1])[0]) + 1
             behind = order[at : at + _BEHIND]
             more = np.concatenate((rows, behind))
             load = step.load(more, step.survey.remaining[more])
-        survival = 1.0 - 1.0 / self._outputs.expected(math.inf) if self.output_statistics else 1.0
         return chunking.split(
             step.view.latency,
             load,
             bounds[: self.window] / step.margin,
             step.limit,
             self._chunker,
-            survival=survival,
+            survival=self._survival,
             gain=self.least_gain,
             cap=cap / step.margin,
         )
