@@ -27,7 +27,7 @@ POLICIES = (
     "qoserve,sliding,tide"
 )
 SLO = "ttft:1000,tbt:50"  # a first token within a second, then faster than anyone reads
-RATE = 14.0  # requests/s: the best of them can just carry it within the SLO, the others cannot
+RATE = 14.0  # requests/s: the best of today's can just carry it within the SLO, the others cannot
 
 
 def scenario(profile: str, rate: float | None) -> Scenario:
