@@ -221,7 +221,7 @@ def main() -> None:
     find_vllm()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded; do not look
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policy", action="append", help="a policy; may be repeated (default: all that serve)")
+    parser.add_argument("--policy", action="append", help="may be repeated; others keep their rows (default: all)")
     parser.add_argument("--running", type=int, nargs="+", default=[32, 256, 1000])
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--sync", action="store_true", help="without async scheduling")
@@ -253,7 +253,13 @@ def main() -> None:
                 print(f"{policy:<18}{running:>8}" + "".join(f"{row[key]:>13.3f}" for key in COLUMNS), flush=True)
             print(f"{policy}: median bar {verdict(rows, policy)[0]}, p99 bar {verdict(rows, policy)[1]}", flush=True)
     default = parser.parse_args([])
-    complete = all(getattr(args, name) == getattr(default, name) for name in vars(args) if name != "out")
+    complete = all(
+        getattr(args, name) == getattr(default, name) for name in vars(args) if name not in ("out", "policy")
+    )
+    path = args.out / "overhead.json"
+    if complete and args.policy and path.exists():  # the others' rows stay
+        others = [row for row in json.loads(path.read_text())["rows"] if row["policy"] not in chosen]
+        rows = sorted(rows + others, key=lambda row: (row["policy"], row["running"]))
     write(rows, args, complete)
 
 
