@@ -47,8 +47,9 @@ class Tide:
     eviction: bool = True
     """A request that has missed may lose its KV to a prompt that can be on time."""
     kv_gate: Literal["auto", "on", "off"] = "auto"
-    """Admit only what running requests are expected to leave KV for; auto: while no live request has a TTFT target.
-    With targets an early first token is worth a preemption later, which a late request pays for first."""
+    """Admit only what running requests are expected to leave KV for; auto: in mode gap, and while no live request has a
+    TTFT target. With deadlines an early first token is worth a preemption later, which a late request pays for first;
+    with gaps whoever is preempted has missed."""
     hold: bool = True
     """Prompts with ample time wait for company."""
     occupancy: bool = True
@@ -156,7 +157,8 @@ class Tide:
             clock["belief"] = view.latency
             store.state[t.KNEE] = 0.0
         if self.kv_gate == "auto":
-            self._parameters[t.USE_KV_GATE] = float(not np.isfinite(live.slo_ttft).any())
+            gate = self.slo_mode == "gap" or not np.isfinite(live.slo_ttft).any()
+            self._parameters[t.USE_KV_GATE] = float(gate)
         # With async scheduling the step in flight ends first: what is decided now starts then.
         shares = self._shares.of(view.tenants if self.fairness else ())
         start = view.start
