@@ -17,7 +17,16 @@ import numpy as np
 
 from slacktide.core import policy as policies
 from slacktide.core.kv import blocks_for
-from slacktide.core.live import NUM_BLOCKS, NUM_COMPUTED, NUM_OUTPUT, STATUS, LiveTable
+from slacktide.core.live import (
+    ADMISSION_ORDER,
+    FIRST_TOKEN,
+    LAST_TOKEN,
+    NUM_BLOCKS,
+    NUM_COMPUTED,
+    NUM_OUTPUT,
+    STATUS,
+    LiveTable,
+)
 from slacktide.core.types import RUNNING, SLO, IntArray, Limits, Plan, Request, StepView
 from slacktide.errors import InputError
 from slacktide.vllm import compat, shadow
@@ -41,6 +50,22 @@ _log = logging.getLogger("vllm.slacktide")
 
 class MirrorError(RuntimeError):
     """The mirror's rows are not vLLM's live requests."""
+
+
+def _example(running: int, waiting: int) -> LiveTable:
+    """Made-up rows to warm up with: streams, of few the last still in its prompt, and prompts that wait."""
+    table = LiveTable(running + waiting)
+    for i in range(running + waiting):
+        table.append(Request(i, float(i) / (running + waiting), 64, 64, SLO(4.0, 0.1)))
+    table.ints[STATUS, :running] = RUNNING
+    table.ints[ADMISSION_ORDER, :running] = range(running)
+    table.ints[NUM_COMPUTED, :running], table.ints[NUM_OUTPUT, :running] = 64, 1
+    table.floats[FIRST_TOKEN, :running] = table.floats[LAST_TOKEN, :running] = 2.95
+    if running < 3:
+        table.ints[NUM_COMPUTED, running - 1], table.ints[NUM_OUTPUT, running - 1] = 16, 0
+        table.floats[FIRST_TOKEN, running - 1] = table.floats[LAST_TOKEN, running - 1] = np.nan
+    table.ints[NUM_BLOCKS, :running] = blocks_for(table.ints[NUM_COMPUTED, :running], 16)
+    return table
 
 
 class Host:
@@ -77,21 +102,20 @@ class Host:
 
     def _warm_up(self) -> None:
         """Compile what the policy uses, on a throw-away instance, before the first request waits for it."""
-        table = LiveTable(4)
-        for i in range(3):
-            table.append(Request(i, float(i), 64, 64, SLO(1.0, 0.1)))
-        table.ints[STATUS, :2] = RUNNING
-        table.ints[NUM_COMPUTED, :2], table.ints[NUM_OUTPUT, 0] = (64, 16), 1
-        table.ints[NUM_BLOCKS, :2] = blocks_for(table.ints[NUM_COMPUTED, :2], 16)
-        limits = Limits(2048, 8, 16, 512, 1024)
-        view = StepView(3.0, table.live, limits, self.ledger.belief.model, tenants=("", "a"))  # what several need, too
-        mirror = Mirror(self.mirror.targets, 16, 0.0)
-        mirror.table, mirror.ids, mirror.objects = table, ["a", "b", "c"], [None] * 3
-        mirror.slot_of_row[:3] = mirror.row_of_slot[:3] = range(3)
+        limits = Limits(2048, 128, 16, 4096, 8192)
+        policy = build_policy(self.spec)
         try:
-            plan = build_policy(self.spec).plan(view)
-            wanted = chunks(plan, view.live, limits, None, mirror, speculative=False)
-            write(mirror, wanted.slots, wanted.tokens)
+            # Few rows, many, and a prompt among many streams: policies that batch by phase take other ways there.
+            for running, waiting in ((2, 1), (96, 0), (95, 1)):
+                mirror = Mirror(self.mirror.targets, 16, 0.0)
+                mirror.table = _example(running, waiting)
+                n = mirror.table.n
+                mirror.ids, mirror.objects = [str(i) for i in range(n)], [None] * n
+                mirror.slot_of_row[:n] = mirror.row_of_slot[:n] = range(n)
+                live = mirror.table.live
+                view = StepView(3.0, live, limits, self.ledger.belief.model, tenants=("", "a"))  # what several need
+                wanted = chunks(policy.plan(view), live, limits, None, mirror, speculative=False)
+                write(mirror, wanted.slots, wanted.tokens)
         except Exception:
             _log.exception("slacktide: policy %s fails on a small example", self.spec.label)
 
