@@ -358,9 +358,10 @@ class WaitingOrder:
         if all(a is b for a, b in zip(head, chosen, strict=False)) and len(head) == len(chosen):
             return
         self._before = [list(queue) for queue in queues]
-        for request in chosen:
-            queue = next(queue for queue in queues if request in queue)
-            queue.remove_request(request)
+        for queue in queues:
+            queue.remove_requests(chosen)  # one pass; one by one, 30 of 500 took a millisecond
+        if sum(map(len, queues)) != sum(map(len, self._before)) - len(chosen):
+            raise RuntimeError("a request to admit does not wait")
         target = next((queue for queue in queues if queue), queues[-1])
         for request in reversed(chosen):
             target.prepend_request(request)
