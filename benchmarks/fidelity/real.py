@@ -11,6 +11,7 @@ not fit; --plan prints the pieces and their times; --report makes the tables of 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import subprocess
@@ -166,16 +167,17 @@ def targets(profile: Profile, work: Workload) -> dict[str, float]:
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
-def read_runs(out: Path) -> dict[str, dict[str, Any]]:
-    """Runs by key: of several tries the undisturbed one, else the last. A line that was cut off is left out."""
-    path, found = out / "runs.jsonl", {}
+def rows_of(out: Path) -> Iterator[dict[str, Any]]:
+    """Lines of a benchmark's runs.jsonl; one that was cut off is left out."""
+    path = out / "runs.jsonl"
     for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        found[row["key"]] = row
-    return found
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)
+
+
+def read_runs(out: Path) -> dict[str, dict[str, Any]]:
+    """Runs by key: of several tries the undisturbed one, else the last."""
+    return {row["key"]: row for row in rows_of(out)}
 
 
 def settled(row: dict[str, Any] | None) -> bool:

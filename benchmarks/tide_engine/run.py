@@ -28,7 +28,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "fidelity"))
 from quiet import Watch  # noqa: E402
-from real import MAX_MODEL_LEN, trace  # noqa: E402
+from real import MAX_MODEL_LEN, rows_of, trace  # noqa: E402
 from real import RESULTS as MEASURED  # noqa: E402
 
 from slacktide.search.goodput import bisect  # noqa: E402
@@ -95,13 +95,9 @@ def workload(load: str, number: int, rate: float, seconds: float, goal: dict[str
 
 
 def read_runs(out: Path) -> dict[str, list[dict[str, Any]]]:
-    """Runs by search, in the order they were made. A line that was cut off is left out."""
-    path, found = out / "runs.jsonl", {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
+    """Runs by search, in the order they were made."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows_of(out):
         found.setdefault(row["key"], []).append(row)
     return found
 

@@ -235,9 +235,11 @@ def fit(
     full = margin * time_of(packed, decodes, context, longest, remaining, done, float(max(greedy, 0)), shape)
     at_risk = 0
     for i in range(order.size):
-        at_risk += least <= slack[order[i]] < full
+        if least <= slack[order[i]] < full:
+            at_risk += 1
     for i in range(hopeless.size):
-        at_risk -= least <= slack[hopeless[i]] < full
+        if least <= slack[hopeless[i]] < full:
+            at_risk -= 1
     if window and (at_risk > 0 or (rows.size > 0 and total >= limit)):
         return greedy, full, at_risk, -2
     if not window or not np.isfinite(within[0]):
