@@ -198,7 +198,7 @@ def _show(advice: dict[str, Any], told: list[str]) -> None:
         f"{100 * advice['lead_simulated']:+.1f}), chance that it is better {100 * advice['chance_exclusive']:.0f} %"
     )
     first, last = (_crossing(n) for n in advice["n_cross_interval"])
-    print(f"exclusive wins {_crossing(advice['n_cross'])} (95 %: {first}, to {last})")
+    print(f"exclusive wins {_crossing(advice['n_cross'])} (95 % interval: {first} ... {last})")
     print(
         f"theta {advice['theta0']:.3f}, k {advice['k']}, N {advice['slots']:,} (memory-safe {advice['n_safe']:,}), "
         f"token budget {advice['token_budget']:,}"

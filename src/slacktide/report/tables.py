@@ -92,7 +92,7 @@ ENGINE = (
     _column("decode", "step_mode_time_share.decode", percent),
     _column("prefill", "step_mode_time_share.prefill", percent),
     _column("mixed", "step_mode_time_share.mixed", percent),
-    _column("sim s", "sim_duration", number),
+    _column("run s", "sim_duration", number),
     _column("wall s", "wall_time", number),
 )
 """What the engine did. decode, prefill, mixed: shares of busy time by kind of step."""
