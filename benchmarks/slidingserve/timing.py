@@ -45,11 +45,12 @@ SUSTAINED_RATE = 6.0
 
 PARTS: dict[str, list[tuple[Any, str]]] = {
     "survey (deadlines)": [(m, "begin") for m in (sliding, qoserve, greedy_dynamic)],
-    "order (MLPS)": [(sliding.Sliding, "_sorted")],
+    "bounds and order (MLPS)": [(sliding.Sliding, "_look")],
     "packing": [(bounded.Step, "packed")],
     "predictor, one step": [(bounded, "load_time")],
     "predictor, budget": [(bounded, "prefill_within")],
-    "chunker": [(chunker, "split")],
+    "predictor and chunker, one call": [(sliding.Sliding, "_fit")],
+    "chunker, asked again": [(chunker, "split")],
     "constructor": [(sliding, "construct"), (sliding, "construct_paper")],
 }
 """Part -> (module or class, function). The constructor's own questions to the predictor count in both."""

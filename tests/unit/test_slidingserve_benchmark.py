@@ -14,7 +14,7 @@ import pytest
 from slacktide.core.spec import parse_policies
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "slidingserve"
-MODULES = ("common", "datasets", "stats", "tune", "claims", "arms")
+MODULES = ("common", "datasets", "stats", "tune", "claims", "arms", "timing")
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def parts() -> dict[str, ModuleType]:
         return {name: importlib.import_module(name) for name in MODULES}
     finally:
         sys.path.remove(str(FOLDER))
-        for name in MODULES:
+        for name in (*MODULES, "report", "figures"):  # what they import
             sys.modules.pop(name, None)
 
 
@@ -115,3 +115,14 @@ def test_the_policy_without_its_window_is_the_same_but_for_the_chunker(parts):
         whole = arms.setting(arm, "arxiv-v1", arms.H100)
         assert arms.greedy_chunks(arm, arms.H100) == f"{whole},chunker=greedy"
         parse_policies([arms.greedy_chunks(arm, arms.H100)])
+
+
+def test_every_part_that_is_timed_is_called(parts):
+    """A part that was renamed, or that no decision asks any more, would be missing from the page."""
+    timing, spent = parts["timing"], {}
+    with timing.wrapped(spent):
+        pass
+    assert set(spent) == set(timing.PARTS)
+    rows = timing.decisions("sliding", timing.RATE, 60)
+    used = {name for row in rows for name in row["parts"]}
+    assert {"survey (deadlines)", "bounds and order (MLPS)", "packing", "predictor and chunker, one call"} <= used
