@@ -243,6 +243,8 @@ PARTS = {f.__name__: f for f in (figure1, grid, affine, shifts, theta, models, i
 
 def main() -> None:
     wanted = sys.argv[1:] or [*PARTS, "report"]
+    if unknown := set(wanted) - {*PARTS, "report"}:
+        raise SystemExit(f"no part {', '.join(sorted(unknown))}; expected some of {', '.join([*PARTS, 'report'])}")
     RESULTS.mkdir(exist_ok=True)
     for part in wanted:
         if part == "report":
