@@ -17,24 +17,29 @@ STOLEN = 0.02
 """Share of the machine's time that went to other guests, above which a run is disturbed."""
 DRIFT = 0.05
 """How far the speed may be off the speed at profiling, either way: the bar of throughput and TPOT."""
+UNSTEADY = 0.1
+"""How far the slowest or the fastest tenth of a run's seconds may be off its median."""
 PERIOD = 1.0
-"""Seconds between two looks at the processes: far below a run's 90, and a look costs a millisecond."""
+"""Seconds between two looks at the processes and the speed: a look costs 5 ms of one core."""
+SINES, WARM, TIMES = 65_536, 3, 6
+"""Of a measurement of speed, some to warm the cache first: half a megabyte stays in it, and no library starts threads."""
+
+_ANGLES = np.linspace(0.1, 3.0, SINES)
 
 
-def speed(seconds: float = 0.5) -> float:
-    """Products of 384 x 384 float32 matrices a second on all cores, the best of five short stretches.
+def speed() -> float:
+    """Vectors of sines a second of this thread's own CPU time.
 
-    The best, because a stretch that was interrupted says nothing of the clock.
+    CPU time, so that sharing a core with our own processes does not show; a neighbour on the same physical core, a
+    lower clock and throttling do. Hypervisors put guests on the two halves of a core without a trace in `stolen`: that
+    makes a machine up to 1.7 times slower, for minutes.
     """
-    a = np.full((384, 384), 0.5, np.float32)
-    best = 0.0
-    for _ in range(5):
-        done, began = 0, time.perf_counter()
-        while time.perf_counter() - began < seconds / 5:
-            np.dot(a, a)
-            done += 1
-        best = max(best, done / (time.perf_counter() - began))
-    return best
+    for _ in range(WARM):
+        np.sin(_ANGLES)
+    began = time.thread_time()
+    for _ in range(TIMES):
+        np.sin(_ANGLES)
+    return TIMES / (time.thread_time() - began)
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,11 @@ class Quiet:
     stolen: float
     """Share of the machine's time that other guests took."""
     speed: float
-    """Mean of before and after, see `speed`."""
+    """Median over the run's seconds, see `speed`."""
+    slow: float
+    """Speed of its slowest tenth."""
+    fast: float
+    """Speed of its fastest tenth."""
 
     def disturbed(self, reference: float) -> str:
         """Why the run does not count, "" when it does. `reference`: speed when the engine was profiled."""
@@ -56,6 +65,9 @@ class Quiet:
             return f"other guests took {100 * self.stolen:.0f} % of the time"
         if abs(self.speed / reference - 1) > DRIFT:
             return f"the machine ran at {100 * self.speed / reference:.0f} % of its speed when profiled"
+        if self.slow < (1 - UNSTEADY) * self.speed or self.fast > (1 + UNSTEADY) * self.speed:
+            slow, fast = 100 * self.slow / reference, 100 * self.fast / reference
+            return f"the machine ran at {slow:.0f} to {fast:.0f} % of its speed when profiled"
         return ""
 
 
@@ -63,7 +75,7 @@ class Watch:
     """Context manager around a run; `result` afterwards."""
 
     def __enter__(self) -> Watch:
-        self._speed = speed()
+        self._speeds = [speed()]
         self._own: dict[tuple[int, float], float] = {}
         self._stop = threading.Event()
         self._look()
@@ -82,12 +94,13 @@ class Watch:
         self.result = Quiet(
             max(cores * busy / whole - own * cores / whole, 0.0) if whole else 0.0,
             stolen / whole if whole else 0.0,
-            (self._speed + speed()) / 2,
+            *(float(np.quantile(self._speeds, q)) for q in (0.5, 0.1, 0.9)),
         )
 
     def _watch(self) -> None:
         while not self._stop.wait(PERIOD):
             self._look()
+            self._speeds.append(speed())
 
     def _look(self) -> None:
         """Note the CPU seconds of our processes; one that ends between two looks keeps what it had."""

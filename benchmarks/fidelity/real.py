@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import math
 import subprocess
@@ -25,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from quiet import Watch, speed
+from quiet import Watch
 
 from slacktide.cli.validate import one_run, started
 from slacktide.core.spec import parse_policies
@@ -123,7 +124,9 @@ def slacktide(*arguments: str) -> None:
 def make_profile(model: str, minutes: float, out: Path) -> None:
     """Designed steps in process, then designed loads on a server (the host's share, the front end); both fitted."""
     designed, traffic = out / "design", out / "traffic"
-    slacktide("profile", model, *ENGINE, "--minutes", f"{minutes:g}", "--out", str(designed), "--quiet")
+    with Watch() as watch:
+        slacktide("profile", model, *ENGINE, "--minutes", f"{minutes:g}", "--out", str(designed), "--quiet")
+    (out / "quiet.json").write_text(json.dumps(asdict(watch.result), indent=1) + "\n")
     with tempfile.TemporaryDirectory() as folder, started([model, *ENGINE], "vllm-v1", None, None, Path(folder)) as url:
         slacktide(
             "profile", "--url", url, "--step-log", f"{folder}/steps.jsonl", "--minutes", f"{minutes / 2:g}", "--out",
@@ -136,7 +139,8 @@ def make_profile(model: str, minutes: float, out: Path) -> None:
 def measure_load(model: str, out: Path, seconds: float) -> dict[str, Any]:
     """Capacity of the engine on each trace (vllm-v1, a closed loop that keeps it full), and the targets."""
     profile = read_profile(out / "profile.json")
-    found: dict[str, Any] = {"capacity": {}, "targets": {}, "speed": speed()}
+    found: dict[str, Any] = {"capacity": {}, "targets": {}}
+    found["speed"] = json.loads((out / "quiet.json").read_text())["speed"]
     with tempfile.TemporaryDirectory() as folder, started([model, *ENGINE], "vllm-v1", None, None, Path(folder)) as url:
         for name in LENGTHS:
             work = trace(name).first(2000)
@@ -219,6 +223,7 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
             while not settled(row):
                 with Watch() as watch:
                     summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", given)
+                    keep_steps(Path(folder) / "steps.jsonl", out, f"{piece.key} {1 + (row['attempt'] if row else 0)}")
                 around, attempt = watch.result, 1 + (row["attempt"] if row else 0)
                 row = {
                     "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
@@ -232,6 +237,13 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
                     f"  {piece.key}: attainment {summary['attainment']:.3f}, {summary['num_steps']} steps{told}",
                     flush=True,
                 )
+
+
+def keep_steps(log: Path, out: Path, name: str) -> None:
+    """Keep the server's step log as it is now, with all earlier runs of the server (not committed: for a closer look)."""
+    folder = out / "steps"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name.replace(' ', '_').replace('#', '')}.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
 
 
 def main() -> int:

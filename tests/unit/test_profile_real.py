@@ -89,10 +89,11 @@ def test_a_disturbed_run_is_tried_again_and_says_why(modules, tmp_path):
     real, _ = modules
     from quiet import Quiet
 
-    assert Quiet(0.02, 0.001, 100.0).disturbed(101.0) == ""
-    assert "0.30 cores" in Quiet(0.3, 0.0, 100.0).disturbed(100.0)
-    assert "guests took 5 %" in Quiet(0.0, 0.05, 100.0).disturbed(100.0)
-    assert "at 80 % of its speed" in Quiet(0.0, 0.0, 80.0).disturbed(100.0)
+    assert Quiet(0.02, 0.001, 100.0, 99.0, 101.0).disturbed(101.0) == ""
+    assert "0.30 cores" in Quiet(0.3, 0.0, 100.0, 99.0, 101.0).disturbed(100.0)
+    assert "guests took 5 %" in Quiet(0.0, 0.05, 100.0, 99.0, 101.0).disturbed(100.0)
+    assert "at 80 % of its speed" in Quiet(0.0, 0.0, 80.0, 79.0, 81.0).disturbed(100.0)
+    assert "at 70 to 101 %" in Quiet(0.0, 0.0, 100.0, 70.0, 101.0).disturbed(100.0)
     assert not real.settled(None)
     assert real.settled({"disturbed": "", "attempt": 1})
     assert not real.settled({"disturbed": "others", "attempt": 1})
