@@ -22,7 +22,7 @@ UNSTEADY = 0.1
 PERIOD = 1.0
 """Seconds between two looks at the processes and the speed: a look costs 5 ms of one core."""
 SINES, WARM, TIMES = 65_536, 3, 6
-"""Of a measurement of speed, some to warm the cache first: half a megabyte stays in it, and no library starts threads."""
+"""Of a measurement of speed, some to warm the cache first: half a megabyte stays in it. No library starts threads."""
 
 _ANGLES = np.linspace(0.1, 3.0, SINES)
 

@@ -77,15 +77,11 @@ class Piece:
 
 
 def pieces(repeats: int) -> list[Piece]:
-    """All runs, the most telling first: policies at 70 % twice, other traffic, heavier, lighter, further repeats."""
+    """All runs, the most telling first: policies at 70 %, other traffic, heavier, lighter."""
     groups = [("azure-conv", 0.7, POLICIES), ("azure-code", 0.7, FEW), ("long-mix", 0.7, FEW)]
     groups += [("azure-conv", 0.9, POLICIES), ("azure-conv", 0.5, POLICIES)]
-    found = []
-    for rounds in (range(min(2, repeats)), range(2, repeats)):
-        for trace, load, policies in groups:
-            # Repeats of one policy follow each other on one server; another start is 45 s.
-            found += [Piece(trace, load, policy, r) for policy in policies for r in rounds]
-    return found
+    # Repeats of one policy follow each other on one server; another start is 45 s.
+    return [Piece(*where, policy, r) for *where, policies in groups for policy in policies for r in range(repeats)]
 
 
 def trace(name: str) -> Workload:
@@ -142,10 +138,10 @@ def measure_load(model: str, out: Path, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {"capacity": {}, "targets": {}}
     found["speed"] = json.loads((out / "quiet.json").read_text())["speed"]
     with tempfile.TemporaryDirectory() as folder, started([model, *ENGINE], "vllm-v1", None, None, Path(folder)) as url:
-        for name in LENGTHS:
+        for seed, name in enumerate(LENGTHS):
             work = trace(name).first(2000)
             crowd = replace(work, closed=ClosedLoop(CAPACITY_USERS)).with_arrivals(np.zeros(len(work)))
-            result = replay(crowd, Target(url), Limits(max_duration=seconds), num_warmups=1)
+            result = replay(crowd, Target(url), Limits(max_duration=seconds), num_warmups=1, seed=seed)
             log = run_log(crowd, result)
             warm = RAMP * log.sim_duration  # until then the first requests fill the batch
             ended = (log.end_time[log.finished] > warm).sum()
@@ -213,7 +209,7 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
     goal = load["targets"][first.trace]
     work = piece_workload(first.trace, rate, seconds, goal["ttft"], goal["tbt"])
     slo = f"ttft:{goal['ttft'] * 1e3:.0f},tbt:{goal['tbt'] * 1e3:.0f}"
-    given = SimpleNamespace(seed=0, slo_mode="deadline", late_tolerance=0.0)
+    given = SimpleNamespace(slo_mode="deadline", late_tolerance=0.0)
     with (
         tempfile.TemporaryDirectory() as folder,
         started([model, *ENGINE], first.policy, slo, None, Path(folder)) as url,
@@ -221,10 +217,12 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
         for piece in group:
             row = read_runs(out).get(piece.key)
             while not settled(row):
+                attempt = 1 + (row["attempt"] if row else 0)
+                seed = TRIES * piece.repeat + attempt  # prompts that this server has not seen
                 with Watch() as watch:
-                    summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", given)
-                    keep_steps(Path(folder) / "steps.jsonl", out, f"{piece.key} {1 + (row['attempt'] if row else 0)}")
-                around, attempt = watch.result, 1 + (row["attempt"] if row else 0)
+                    summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", seed, given)
+                around = watch.result
+                keep_steps(Path(folder) / "steps.jsonl", out, f"{piece.key} {attempt}")
                 row = {
                     "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
                     **goal, "attempt": attempt, "disturbed": around.disturbed(load["speed"]), "quiet": asdict(around),
@@ -240,7 +238,7 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
 
 
 def keep_steps(log: Path, out: Path, name: str) -> None:
-    """Keep the server's step log as it is now, with all earlier runs of the server (not committed: for a closer look)."""
+    """Keep the server's step log, with all its earlier runs, for a closer look (not committed)."""
     folder = out / "steps"
     folder.mkdir(exist_ok=True)
     (folder / f"{name.replace(' ', '_').replace('#', '')}.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))

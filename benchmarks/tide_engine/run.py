@@ -139,7 +139,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
     from slacktide.loadgen.replay import Target
 
     told = json.loads((MEASURED / "load.json").read_text())
-    began, given = time.monotonic(), SimpleNamespace(seed=0, slo_mode="deadline", late_tolerance=0.0)
+    began, given = time.monotonic(), SimpleNamespace(slo_mode="deadline", late_tolerance=0.0)
     args.out.mkdir(parents=True, exist_ok=True)
     for number in range(args.rounds):
         for load in LOADS:
@@ -156,6 +156,7 @@ def measure(model: str, args: argparse.Namespace) -> None:
                     flags = [*ENGINE, *([] if budget is None else ["--max-num-batched-tokens", str(budget)])]
                     server = started([model, *flags], policy, slo if policy else None, None, folder)
                     urls[arm] = stack.enter_context(server)
+                seed = 0
                 while any(search.rate is not None for search in searches.values()):
                     for arm, search in searches.items():
                         if search.rate is None:
@@ -165,7 +166,9 @@ def measure(model: str, args: argparse.Namespace) -> None:
                             return
                         work = workload(load, number, search.rate, args.seconds, goal)
                         with Watch() as watch:
-                            summary, _ = one_run(work, Target(urls[arm]), None, given)
+                            # Each run has prompts of its own, or a server would find them in its prefix cache.
+                            summary, _ = one_run(work, Target(urls[arm]), None, seed, given)
+                        seed += 1
                         row = {
                             "key": Place(load, number, arm).key, "rate": search.rate, "num_prompts": len(work),
                             "attainment": summary["attainment"], "disturbed": watch.result.disturbed(told["speed"]),

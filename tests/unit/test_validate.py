@@ -186,7 +186,10 @@ def test_a_prophecy_of_itself_is_perfect(profile_path):
 def test_the_verb_end_to_end_on_a_server_that_is_the_simulator(profile_path, tmp_path, capsys, monkeypatch):
     profile = read_profile(profile_path)
 
-    def one_run(requests, target, step_log, given, advance=None):
+    seeds = []
+
+    def one_run(requests, target, step_log, seed, given, advance=None):
+        seeds.append(seed)
         log = twin(requests, profile, spec())
         return summarize(log) | {"num_steps": log.num_steps, "num_preemptions": 0}, log
 
@@ -200,6 +203,7 @@ def test_the_verb_end_to_end_on_a_server_that_is_the_simulator(profile_path, tmp
         "ttft:1000,tbt:100", "--repeats", "2", "--out", str(tmp_path / "out"), "--update-profile",
     ]  # fmt: skip
     assert main(command) == 0
+    assert seeds == [0, 1]  # the second run's prompts are not in the server's prefix cache
     said = " ".join(capsys.readouterr().out.split())
     assert "within the bars" in said
     assert "profile: toy [fitted]; step times off by decode 1.2 %, mixed 4.0 %; not validated" in said
@@ -217,6 +221,14 @@ def test_the_verb_end_to_end_on_a_server_that_is_the_simulator(profile_path, tmp
         validate, "one_run", lambda *a, **k: (one_run(*a)[0] | {"p50_ttft_ms": 1.0, "request_throughput": 99.0}, None)
     )
     assert main(command[:-3]) == 1
+
+
+def test_prompts_that_the_server_has_seen_before_are_no_run(profile_path):
+    log = twin(work(), read_profile(profile_path), spec())
+    whole = int(work().num_prompt_tokens.sum())
+    validate._check_computed(work(), log, [{"prefill_tokens": whole - 100}, {"prefill_tokens": 100}])
+    with pytest.raises(InputError, match=r"seen these prompts before\. Use another --seed"):
+        validate._check_computed(work(), log, [{"prefill_tokens": whole // 2}, {}])
 
 
 @pytest.mark.parametrize(

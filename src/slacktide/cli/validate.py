@@ -44,6 +44,10 @@ SETTLE = 1.5
 """Seconds after a run until its last steps are in the step log: the plug-in writes twice a second."""
 PAUSE = 1.0
 """Seconds between two runs, so that the engine is idle when the next begins."""
+SEEDS = 1000
+"""Between the prompts of two --seed: more than anybody's repeats, which take the seeds in between."""
+MISSING = 0.05
+"""Share of the prompt tokens that may be missing from the step log, as steps around the run's edges."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,20 +185,25 @@ def _measure(
         for number in range(args.repeats):
             if number:
                 time.sleep(PAUSE)
-            found.append(one_run(work, target, step_log, args, advance))
+            found.append(one_run(work, target, step_log, SEEDS * args.seed + number, args, advance))
     return found
 
 
 def one_run(
-    work: Workload, target: Target, step_log: Path | None, args: argparse.Namespace, advance: Any = lambda _: None
-) -> tuple[dict[str, Any], RunLog]:
-    """One real run; steps and preemptions come from the step log. `args`: seed, slo_mode, late_tolerance."""
+    work: Workload, target: Target, step_log: Path | None, seed: int, args: argparse.Namespace,
+    advance: Any = lambda _: None,
+) -> tuple[dict[str, Any], RunLog]:  # fmt: skip
+    """One real run; steps and preemptions come from the step log. `args`: slo_mode, late_tolerance.
+
+    `seed` makes the prompts: two runs on one server need two, or the second finds its prompts in the prefix cache.
+    Raises InputError where the step log shows that this happened.
+    """
     from slacktide.loadgen.client import clock
     from slacktide.loadgen.record import run_log
     from slacktide.loadgen.replay import Limits, replay
     from slacktide.metrics.summary import summarize
 
-    result = replay(work, target, Limits(), num_warmups=1, seed=args.seed, progress=advance)
+    result = replay(work, target, Limits(), num_warmups=1, seed=seed, progress=advance)
     if result.interrupted:
         raise KeyboardInterrupt
     if result.gone_since is not None:
@@ -209,9 +218,24 @@ def one_run(
         lines = [line for line in log_lines(step_log) if line.get("start", 0.0) >= begin]
         if not lines:
             raise InputError(f"--step-log {step_log}: no step in it during the run; is it this server's?")
+        _check_computed(work, log, lines)
         summary["num_steps"] = len(lines)
         summary["num_preemptions"] = sum(int(line.get("num_preempted", 0)) for line in lines)
     return summary, log
+
+
+def _check_computed(work: Workload, log: RunLog, lines: list[dict[str, Any]]) -> None:
+    """Raise InputError if the server skipped prompt tokens that no two requests share."""
+    if work.hash_ids is not None:
+        return
+    prompts = int(work.num_prompt_tokens[log.finished].sum())
+    computed = sum(int(line.get("prefill_tokens", 0)) for line in lines)
+    if computed < (1 - MISSING) * prompts:
+        raise InputError(
+            f"the server computed {computed:,} of {prompts:,} prompt tokens and took the rest from its prefix cache, "
+            "though no two requests of the trace share a prefix: it has seen these prompts before. Use another --seed "
+            "or a fresh server"
+        )
 
 
 def judge_runs(
