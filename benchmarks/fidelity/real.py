@@ -130,6 +130,8 @@ def make_profile(model: str, minutes: float, out: Path) -> None:
         )  # fmt: skip
     files = [str(designed / "measurements.jsonl"), str(traffic / "traffic.jsonl")]
     slacktide("fit", *files, "--out", str(out), "--name", "cpu/smollm2-135m")
+    for report in out.rglob("profile-report.json"):
+        report.unlink()  # names this machine's folders; the errors stand in the profile
 
 
 def measure_load(model: str, out: Path, seconds: float) -> dict[str, Any]:
@@ -222,7 +224,9 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
                 with Watch() as watch:
                     summary, _ = one_run(work, Target(url), Path(folder) / "steps.jsonl", seed, given)
                 around = watch.result
-                keep_steps(Path(folder) / "steps.jsonl", out, f"{piece.key} {attempt}")
+                kept = steps_file(out, piece.key, attempt)
+                kept.parent.mkdir(exist_ok=True)
+                kept.write_bytes(gzip.compress((Path(folder) / "steps.jsonl").read_bytes()))
                 row = {
                     "key": piece.key, **asdict(piece), "rate": rate, "seconds": seconds, "num_prompts": len(work),
                     **goal, "attempt": attempt, "disturbed": around.disturbed(load["speed"]), "quiet": asdict(around),
@@ -237,11 +241,9 @@ def measure(model: str, group: list[Piece], load: dict[str, Any], seconds: float
                 )
 
 
-def keep_steps(log: Path, out: Path, name: str) -> None:
-    """Keep the server's step log, with all its earlier runs, for a closer look (not committed)."""
-    folder = out / "steps"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{name.replace(' ', '_').replace('#', '')}.jsonl.gz").write_bytes(gzip.compress(log.read_bytes()))
+def steps_file(out: Path, key: str, attempt: int) -> Path:
+    """The step log of a run's server up to its end, for a closer look (not committed)."""
+    return out / "steps" / f"{key.replace(' ', '_').replace('#', '')}_{attempt}.jsonl.gz"
 
 
 def main() -> int:

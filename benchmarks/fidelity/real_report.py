@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
 
-from real import BARS, HERE, pieces, read_runs, simulated_twin
+from real import BARS, HERE, pieces, read_runs, simulated_twin, steps_file
 
+from slacktide.profiling.measurements import shapes_of
 from slacktide.profiling.profile_file import read_profile
+from slacktide.profiling.profiles import Profile
 from slacktide.profiling.validate import ABSOLUTE, FIGURES, Row, compare, ranking_kept
 
 SHOWN = tuple(BARS)
@@ -21,6 +24,7 @@ def write_report(out: Path, repeats: int, readme: Path | None = None) -> int:
     found: dict[str, Any] = {"cells": {}, "ranking": {}}
     if runs and profile_path.exists():
         profile = read_profile(profile_path)
+        clocks = step_times(out, runs, profile)
         for cell, rows in cells(runs, repeats).items():
             simulated = simulated_twin(rows[0], profile) if rows else None
             table = compare([row["summary"] for row in rows], simulated, BARS) if simulated is not None else []
@@ -28,6 +32,7 @@ def write_report(out: Path, repeats: int, readme: Path | None = None) -> int:
                 "runs": len(rows),
                 "of": repeats,
                 "busy": sum(bool(row["disturbed"]) for row in rows),
+                "step_times": [clocks[row["key"]] for row in rows if row["key"] in clocks],
                 "rows": [row.__dict__ for row in table],
                 "steps_outside": None if simulated is None else simulated["steps_outside"],
             }
@@ -39,6 +44,27 @@ def write_report(out: Path, repeats: int, readme: Path | None = None) -> int:
     fill(readme or HERE / "README.md", lines)
     missed = [row for cell in found["cells"].values() for row in cell["rows"] if row["met"] is False]
     return 1 if missed or any(not kept for kept, _ in found["ranking"].values()) else 0
+
+
+def step_times(out: Path, runs: dict[str, dict[str, Any]], profile: Profile) -> dict[str, float]:
+    """Predicted / real seconds of the very steps of each run, all together: how fast the engine was beside its profile.
+
+    From the step logs where they are kept, else as noted in step_times.json when they were.
+    """
+    noted = out / "step_times.json"
+    found: dict[str, float] = json.loads(noted.read_text()) if noted.exists() else {}
+    for key, row in runs.items():
+        path = steps_file(out, key, row["attempt"])
+        if not path.exists():
+            continue
+        lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        # Warm-up and earlier runs of the server come first.
+        lines = [line for line in lines[-row["summary"]["num_steps"] :] if line.get("num_sequences")]
+        shapes, times = shapes_of(path, lines)
+        found[key] = round(float(profile.latency.step_times(shapes).sum() / times.sum()), 4)
+    if found:
+        noted.write_text(json.dumps(found, indent=1) + "\n")
+    return found
 
 
 def cells(runs: dict[str, dict[str, Any]], repeats: int) -> dict[tuple[str, float, str], list[dict[str, Any]]]:
@@ -79,18 +105,22 @@ def text(found: dict[str, Any], profile_path: Path, repeats: int) -> list[str]:
         f"cross-validated median errors {errors}. {done} of {repeats * len(found['cells'])} runs are done.",
         "",
         "Errors are (simulated / measured) - 1, attainment in points; in brackets the spread of the real runs, which "
-        "replaces the bar where it is larger. Bold: missed.",
+        "replaces the bar where it is larger. Bold: missed. Step times: the profile's for the very steps of each run, "
+        "over the real ones, least and most of the runs: how far the engine was from its own profile in these minutes.",
         "",
-        f"| trace, load, policy | runs | {' | '.join(f'{FIGURES[f]} ({bar(f)})' for f in SHOWN)} | steps outside |",
-        f"|---|---:|{'---:|' * (len(SHOWN) + 1)}",
+        f"| trace, load, policy | runs | {' | '.join(f'{FIGURES[f]} ({bar(f)})' for f in SHOWN)} | step times | "
+        "steps outside |",
+        f"|---|---:|{'---:|' * (len(SHOWN) + 2)}",
     ]
     for name, cell in found["cells"].items():
         rows = {row["figure"]: Row(**row) for row in cell["rows"]}
         shown = [shown_error(rows[f]) if f in rows else "-" for f in SHOWN]
         outside = "-" if cell["steps_outside"] is None else f"{100 * cell['steps_outside']:.1f} %"
         count = f"{cell['runs']} of {cell['of']}" + (f", {cell['busy']} disturbed" if cell["busy"] else "")
-        lines.append(f"| {name.replace('/', ', ')} | {count} | {' | '.join(shown)} | {outside} |")
-    lines.append("")
+        clock = f"{min(cell['step_times']):.3f} to {max(cell['step_times']):.3f}" if cell["step_times"] else "-"
+        lines.append(f"| {name.replace('/', ', ')} | {count} | {' | '.join(shown)} | {clock} | {outside} |")
+    judged = [row for cell in found["cells"].values() for row in cell["rows"] if row["met"] is not None]
+    lines += ["", f"Within the bars: {sum(row['met'] for row in judged)} of {len(judged)} figures.", ""]
     for where, (kept, wrong) in found["ranking"].items():
         pairs = ", ".join(f"{a} and {b}" for a, b in wrong)
         said = "as measured" if kept else f"turned round for {pairs}"
