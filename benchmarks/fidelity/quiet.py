@@ -31,8 +31,7 @@ def speed() -> float:
     """Vectors of sines a second of this thread's own CPU time.
 
     CPU time, so that sharing a core with our own processes does not show; a neighbour on the same physical core, a
-    lower clock and throttling do. Hypervisors put guests on the two halves of a core without a trace in `stolen`: that
-    makes a machine up to 1.7 times slower, for minutes.
+    lower clock and throttling do, of which `stolen` tells nothing. Memory that others keep busy shows in neither.
     """
     for _ in range(WARM):
         np.sin(_ANGLES)

@@ -4,7 +4,7 @@
 
 Needs vLLM (any backend; made for its CPU one and a model of some hundred million weights) and an idle machine. The run
 is cut into pieces, the most telling first; what is done stands in results/real/ (profile.json, load.json, runs.jsonl: a
-line for each trace, load, policy and repeat) and is not done again. --minutes ends the run before a piece that would
+line for each trace, load, policy, repeat, try) and is not done again. --minutes ends the run before a piece that would
 not fit; --plan prints the pieces and their times; --report makes the tables of what is there (no vLLM needed).
 """
 

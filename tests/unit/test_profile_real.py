@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from slacktide.core.shape import FIELD_NAMES
 
 HERE = Path(__file__).resolve().parents[2] / "benchmarks" / "fidelity"
 PROFILE = {
@@ -83,6 +87,22 @@ def test_unfinished_results_are_shown_as_such(modules, tmp_path):
     line = next(x for x in said.splitlines() if x.startswith("| azure-conv, 0.7, sliding"))
     assert "**-50.0 (0.0)**" in line
     assert "| 0 of 3 | - | - | - | - | - | - |" in said
+
+
+def test_step_times_are_those_of_the_run_without_what_came_before(modules, tmp_path):
+    real, report = modules
+    (tmp_path / "profile.json").write_text(json.dumps(PROFILE))
+    profile = real.read_profile(tmp_path / "profile.json")
+    shape = dict.fromkeys(FIELD_NAMES, 0) | {"num_tokens": 1, "num_sequences": 1, "num_decodes": 1, "decode_context": 9}
+    seconds = profile.latency.step_times(np.array([[float(shape[name]) for name in FIELD_NAMES]]))[0]
+    lines = [shape | {"duration_s": factor * seconds} for factor in (50.0, 2.0, 2.0)]  # the first is the warm-up
+    path = real.steps_file(tmp_path, "a 0.7 b #1", 2)
+    path.parent.mkdir()
+    path.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in lines).encode()))
+    runs = {"a 0.7 b #1": {"attempt": 2, "summary": {"num_steps": 2}}}
+    assert report.step_times(tmp_path, runs, profile) == {"a 0.7 b #1": 0.5}
+    path.unlink()
+    assert report.step_times(tmp_path, runs, profile) == {"a 0.7 b #1": 0.5}  # noted
 
 
 def test_a_disturbed_run_is_tried_again_and_says_why(modules, tmp_path):

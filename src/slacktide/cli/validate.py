@@ -234,7 +234,7 @@ def _check_computed(work: Workload, log: RunLog, lines: list[dict[str, Any]]) ->
         raise InputError(
             f"the server computed {computed:,} of {prompts:,} prompt tokens and took the rest from its prefix cache, "
             "though no two requests of the trace share a prefix: it has seen these prompts before. Use another --seed "
-            "or a fresh server"
+            "or a fresh server; or, if its step log was rotated away during the run, a larger step_log_mb"
         )
 
 
