@@ -43,6 +43,23 @@ def test_a_changed_callee_is_compiled_into_its_unchanged_caller(tmp_path: Path) 
     assert list(package.rglob("*.nbc")), "nothing was cached, so nothing was shown"
 
 
+def test_a_changed_constant_is_compiled_into_the_function_that_imports_it(tmp_path: Path) -> None:
+    package = tmp_path / "slacktide"
+    shutil.copytree(
+        Path(slacktide.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__", "data", "vllm", "cli")
+    )
+    caller = CALLER.replace("callee import inner", "settings import ADDED").replace("inner(x)", "x + ADDED")
+    (package / "core" / "caller.py").write_text(caller)
+    seen = []
+    for added in (1, 22):
+        (package / "core" / "settings.py").write_text(f"ADDED = {added}\n")
+        code = "from slacktide.core.caller import outer; print(outer(1))"
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+                              capture_output=True, text=True, check=True)  # fmt: skip
+        seen.append(done.stdout.strip())
+    assert seen == ["2", "23"]
+
+
 def test_an_empty_index_is_made_anew(tmp_path: Path) -> None:
     """What a loss of power leaves of a file that was being written."""
     package = tmp_path / "slacktide"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ from slacktide.core.live import (
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
 
+IMPORTED = re.compile(rb"^from slacktide\.([\w.]+) import", re.MULTILINE)
+"""Modules of the package that a source imports from."""
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -32,14 +35,20 @@ def _forget_stale_code() -> None:
     """Delete cached machine code when any compiled source has changed since it was made, and files that are empty.
 
     numba looks at the file of a function alone, but its machine code contains the functions of other files that it
-    calls: after an update of one of them it would go on running the old ones. An empty index, as a loss of power leaves
-    it, would end every start with an EOFError.
+    calls, and the constants that these import: after an update of one of them it would go on with the old ones. An
+    empty index, as a loss of power leaves it, would end every start with an EOFError.
     """
     package = Path(__file__).parents[1]
+    sources = {source: source.read_bytes() for source in sorted(package.rglob("*.py"))}
+    compiled_ones = {source for source, text in sources.items() if b"@compiled" in text}
+    imported = {
+        package.joinpath(*name.decode().split(".")).with_suffix(".py")
+        for source in compiled_ones
+        for name in IMPORTED.findall(sources[source])
+    }
     digest = hashlib.sha256()
-    for source in sorted(package.rglob("*.py")):
-        text = source.read_bytes()
-        if b"@compiled" in text:
+    for source, text in sources.items():
+        if source in compiled_ones or source in imported:
             digest.update(text)
     stamp = Path(__file__).parent / "__pycache__" / "compiled.sha256"
     with contextlib.suppress(OSError):  # what cannot be written cannot have been cached here either
