@@ -206,6 +206,36 @@ def test_a_late_prompt_that_others_always_leave_too_few_blocks_gets_them_in_the_
     assert ends[1] > load.arrival_time[-1]  # without a share it starves as long as the others come
 
 
+# ---- claim 6: a stream that is far ahead of its deadlines lends its KV
+
+
+@pytest.mark.parametrize(("pace", "lending", "in_time"), [(1.0, True, True), (1.0, False, False), (0.012, True, False)])
+def test_a_prompt_borrows_the_kv_of_a_stream_with_time_to_spare(pace, lending, in_time):
+    """Two long streams leave 12 of 64 blocks, a prompt that needs 19 has half a second; others came and went."""
+    n = 11
+    load = Workload(
+        arrival_time=np.array([0.0, 0.0, *(0.1 + 0.05 * np.arange(n - 3)), 2.6]),
+        num_prompt_tokens=np.array([100, 100] + [20] * (n - 3) + [300]),
+        num_output_tokens=np.array([700, 700] + [2] * (n - 3) + [2]),
+        max_tokens=np.array([700, 700] + [2] * (n - 3) + [2]),
+        slo_ttft=np.full(n, 0.5),
+        slo_tbt=np.full(n, pace),
+    )
+    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=32, num_blocks=64, block_size=16)
+    victims: list[int] = []
+
+    def look(view: StepView, plan: Plan) -> None:
+        if 2.6 <= view.now <= 3.1:
+            victims.extend(view.live.index[row] for row in plan.preempted)
+
+    log = simulated(Tide(lending=lending), load, config, on_step=look).log
+    verdict = judge(log)
+    assert (not verdict.missed[-1]) == in_time
+    assert victims == ([1] if in_time else [])
+    if in_time:
+        assert not verdict.missed.any()
+
+
 # ---- claim 5: who has no target loses nothing to exclusive or mixed batching
 
 

@@ -8,7 +8,7 @@ from slacktide.core.fair import AHEAD, COST
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_fair import interleave, pending
 from slacktide.core.kernels_tide_supply import seconds_of
-from slacktide.core.kinds import IDLE
+from slacktide.core.kinds import DECODE, IDLE
 from slacktide.core.live import (
     NUM_BLOCKS,
     NUM_CACHED,
@@ -17,6 +17,7 @@ from slacktide.core.live import (
     NUM_OUTPUT,
     NUM_PREEMPTIONS,
     NUM_PROMPT,
+    NUM_SHARED,
     PRIORITY,
     STATUS,
     TENANT,
@@ -39,8 +40,20 @@ from slacktide.core.tide import (
     I_ROLE,
     LATE_PREFILL,
     M_BYPASSED,
+    ON_TIME_DECODE,
+    PER_PAIR,
+    PER_TOKEN,
+    RELEASED_TIME,
+    RELEASED_TOKENS,
+    TOKENS_WAITING,
 )  # fmt: skip
 from slacktide.core.types import RUNNING, FloatArray, IntArray
+
+LEND = 10.0
+"""Times as long as computing its KV again that a stream's slack must be before it lends its KV: that takes a tenth of
+the time that it may stay away."""
+RETURN = 4.0
+"""Times as long as blocks are expected to take to come back that its slack must be: others may ask before it."""
 
 
 @compiled
@@ -59,13 +72,35 @@ def whole_blocks(ints: IntArray, row: int, block_size: int, max_model_len: int) 
 
 
 @compiled
-def pick_victim(ints: IntArray, n: int, si: IntArray, sf: FloatArray, late_only: bool, most: int) -> int:
-    """Running row to preempt, -1 for none: late ones first (least computed), then those of least output and most slack.
+def can_lend(ints: IntArray, row: int, si: IntArray, sf: FloatArray, state: FloatArray) -> bool:
+    """Whether a running row can give up its KV for a while and be on time all the same.
+
+    It has to compute again what it knows: where its slack is LEND times as long, it may stay away for so long that this
+    takes 1 / LEND of the time. And it has to find blocks again, behind those who wait already. A prompt is not asked:
+    its first token is what people wait for.
+    """
+    if sf[F_SLACK, row] == np.inf:
+        return True
+    if si[I_KIND, row] != DECODE:
+        return False
+    u = float(ints[NUM_COMPUTED, row])
+    again = u * (state[PER_TOKEN] + 0.5 * state[PER_PAIR] * u)
+    back = state[TOKENS_WAITING] + u
+    enough = RETURN * back * state[RELEASED_TIME] <= sf[F_SLACK, row] * state[RELEASED_TOKENS]
+    return state[RELEASED_TOKENS] > 0.0 and enough and sf[F_SLACK, row] >= LEND * again  # type: ignore[no-any-return]
+
+
+@compiled
+def pick_victim(
+    ints: IntArray, n: int, si: IntArray, sf: FloatArray, state: FloatArray, late_only: bool, most: int
+) -> int:
+    """Running row to preempt, -1 for none: late ones first (least computed), then those who can afford it (`can_lend`;
+    least output, so that old ones end and give back what they hold), then those of most slack.
 
     The oldest running request is spared, so that somebody always ends. `most`: rows preempted so often are spared too
     (negative: none is).
     """
-    oldest, best = -1, -1
+    oldest, best, best_lends = -1, -1, False
     for row in range(n):
         if ints[STATUS, row] != RUNNING or si[I_GONE, row] != 0 or si[I_KIND, row] == IDLE:
             continue
@@ -77,20 +112,45 @@ def pick_victim(ints: IntArray, n: int, si: IntArray, sf: FloatArray, late_only:
         late = si[I_MISSED, row] != 0
         if late_only and not late:
             continue
+        lends = not late and can_lend(ints, row, si, sf, state)
         if best < 0:
-            best = row
+            best, best_lends = row, lends
             continue
         best_late = si[I_MISSED, best] != 0
         if late != best_late:
             better = late
         elif late:
             better = ints[NUM_COMPUTED, row] <= ints[NUM_COMPUTED, best]
-        elif ints[NUM_OUTPUT, row] != ints[NUM_OUTPUT, best]:
+        elif lends != best_lends:
+            better = lends
+        elif lends and ints[NUM_OUTPUT, row] != ints[NUM_OUTPUT, best]:
             better = ints[NUM_OUTPUT, row] < ints[NUM_OUTPUT, best]
         else:
             better = sf[F_SLACK, row] >= sf[F_SLACK, best]
         if better:
-            best = row
+            best, best_lends = row, lends
+    return best
+
+
+@compiled
+def pick_lender(ints: IntArray, n: int, short: int, si: IntArray, sf: FloatArray, state: FloatArray) -> int:
+    """Running on-time decode that lends its KV to a prompt that lacks `short` blocks, -1 for none.
+
+    The smallest that has as many, for it has least to compute again; else the largest. The oldest is spared.
+    """
+    oldest, best, best_blocks = -1, -1, 0
+    for row in range(n):
+        if ints[STATUS, row] != RUNNING or si[I_GONE, row] != 0 or si[I_KIND, row] == IDLE:
+            continue
+        if oldest < 0:
+            oldest = row
+            continue
+        if si[I_ROLE, row] != ON_TIME_DECODE or not can_lend(ints, row, si, sf, state):
+            continue
+        blocks = ints[NUM_BLOCKS, row] - ints[NUM_SHARED, row]
+        enough, best_enough = blocks >= short, best_blocks >= short
+        if best < 0 or (enough and not best_enough) or (enough == best_enough and (blocks < best_blocks) == enough):
+            best, best_blocks = row, blocks
     return best
 
 
@@ -176,6 +236,8 @@ def build_queue(
     memory: FloatArray,
     kv_tokens: float,
     expected: float,
+    peaks: FloatArray,
+    stride: float,
     gate: bool,
     bypass: float,
     knee_time: float,
@@ -209,10 +271,12 @@ def build_queue(
             if not open_door:
                 continue
             whole = whole_blocks(ints, row, block_size, max_model_len)
-            own = float(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row]) + 0.5 * sf[F_GROWTH, row]
+            own = float(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row])
             fits = whole + room[1] + (room[3] if room[4] != 0 else 0) <= room[0] and room[2] > 0
-            if fits and gate and room[4] != 0:
-                fits = expected + own <= kv_tokens
+            if fits and gate and room[4] != 0 and expected + own + 0.5 * sf[F_GROWTH, row] > kv_tokens:
+                for k in range(peaks.size):
+                    more = own + k * stride if sf[F_GROWTH, row] >= (k - 0.5) * stride else 0.0
+                    fits = fits and peaks[k] + more <= kv_tokens
             if not fits:
                 if si[I_ROLE, row] == ACCEPTED:
                     if room[5] < 0:
@@ -222,7 +286,9 @@ def build_queue(
                 continue
             if room[5] >= 0:
                 memory[M_BYPASSED, room[5]] += 1.0
-            expected += own
+            expected += own + 0.5 * sf[F_GROWTH, row]
+            for k in range(peaks.size):
+                peaks[k] += own + k * stride if sf[F_GROWTH, row] >= (k - 0.5) * stride else 0.0
             room[0] -= whole
             room[2] -= 1
             room[4] = 1

@@ -14,6 +14,7 @@ from slacktide.core.kernels_tide_supply import size_class
 from slacktide.core.live import STATUS
 from slacktide.core.tide import (
     CREDIT,
+    F_PACE,
     I_COMPUTED,
     I_DECODES,
     I_GONE,
@@ -48,6 +49,7 @@ from slacktide.core.tide import (
     W_S1,
     W_S2,
     W_STREAMS_TURN,
+    W_TURN_JOINED,
     W_VICTIMS,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
@@ -109,16 +111,17 @@ def join_late(
 @compiled
 def late_decodes(
     ints: IntArray, n: int, count: int, budget: int, block_size: int, packed: FloatArray, prm: FloatArray,
-    safe: FloatArray, si: IntArray, state: FloatArray, shape: FloatArray, why: FloatArray,
+    safe: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray, shape: FloatArray, why: FloatArray,
 ) -> int:  # fmt: skip
     """Late decodes beside the `count` on-time ones, from what is left; returns how many decodes there are then.
 
     The late share belongs to the oldest late request: to the streams while that is one.
     """
     why[W_EVERY_RAW] = why[W_ROUND_RAW]
+    oldest = -1
     for row in range(n):
         if si[I_ROLE, row] in (LATE_DECODE, LATE_PREFILL):
-            why[W_STREAMS_TURN] = 1.0 if si[I_ROLE, row] == LATE_DECODE else 0.0
+            why[W_STREAMS_TURN], oldest = 1.0 if si[I_ROLE, row] == LATE_DECODE else 0.0, row
             break
     if why[W_LATE_STREAMS] == 0.0 or count >= budget:
         return count
@@ -128,6 +131,8 @@ def late_decodes(
     if not (why[W_ON_TIME] == 0.0 or due or (turn and state[CREDIT] > 0.0) or count == 0):
         return count
     limit = LATE_ROOM * min(why[W_S1], why[W_S2] - why[W_ROUND]) if why[W_DECODES] > 0.0 else np.inf
+    for i in range(count):  # longer than the pace, each round would cost those on time slack, with no end to it
+        limit = min(limit, sf[F_PACE, si[I_DECODES, i]])
     forced = turn and state[CREDIT] >= OVERDUE * state[KNEE_TIME]
     joined, blocks, why[W_EVERY_RAW] = join_late(
         ints, n, packed, safe, limit, int(why[W_FREE] - why[W_NEED]), int(why[W_KEPT_BACK]), budget, block_size,
@@ -138,15 +143,17 @@ def late_decodes(
     why[W_LATE_DECODES] = joined
     why[W_CONTEXT], why[W_LONGEST] = sums_of(si[I_DECODES, : count + joined], si[I_COMPUTED])
     why[W_FORCED] = 1.0 if forced and joined > 0 else 0.0
+    why[W_TURN_JOINED] = 1.0 if turn and joined > 0 and si[I_DECODES, count] == oldest else 0.0
     return count + joined
 
 
 @compiled
 def evict_late(
-    ints: IntArray, n: int, count: int, queued: int, si: IntArray, sf: FloatArray, plan: IntArray, why: FloatArray
-) -> int:
+    ints: IntArray, n: int, count: int, queued: int, si: IntArray, sf: FloatArray, state: FloatArray, plan: IntArray,
+    why: FloatArray,
+) -> int:  # fmt: skip
     """A late row that does not run in this step loses its KV to an on-time prompt; returns the prompts left queued."""
-    row = pick_victim(ints, n, si, sf, True, EVICT_ONCE)
+    row = pick_victim(ints, n, si, sf, state, True, EVICT_ONCE)
     if row < 0 or si[I_ROLE, row] == NO_ROLE:
         return queued
     for i in range(count - int(why[W_LATE_DECODES]), count):
@@ -172,7 +179,8 @@ def settle(tokens: int, decoded: bool, raw: float, share: float, state: FloatArr
     """Book a step of `raw` seconds: late work has its share of it coming, less what those whose turn it is got.
 
     `tokens`: prompt tokens of late prompts in the step, priced as at the knee; `decoded`: late decodes that joined ran.
-    Nothing is owed by late work that got more than its share.
+    Nothing is owed by late work that got more than its share, and no more than one step to a stream that just ran: else
+    cheap rounds of it would save up for the next prompt, which would then be served without regard to deadlines.
     """
     prompts = state[KNEE_TIME] * tokens / max(state[KNEE], 1.0)
     streams = why[W_LATE_COST] if decoded else 0.0
@@ -181,5 +189,7 @@ def settle(tokens: int, decoded: bool, raw: float, share: float, state: FloatArr
     state[SERVED_LATE] += prompts + streams
     if why[W_LATE_STREAMS] > 0.0 or why[W_LATE] > 0.0:
         state[CREDIT] = max(state[CREDIT] + share * raw - (streams if why[W_STREAMS_TURN] != 0.0 else prompts), 0.0)
+        if decoded and why[W_TURN_JOINED] != 0.0:
+            state[CREDIT] = min(state[CREDIT], state[KNEE_TIME])
     else:
         state[CREDIT] = 0.0

@@ -7,8 +7,10 @@ import numpy as np
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_tide_fill import best_size, build_queue, fit, order_prompts, sums_of, whole_blocks
 from slacktide.core.kernels_tide_late import evict_late
+from slacktide.core.kernels_tide_roles import MISSES_FULL
 from slacktide.core.kernels_tide_supply import seconds_of, size_class, time_of
-from slacktide.core.live import SLO_TTFT, STATUS
+from slacktide.core.kinds import IDLE
+from slacktide.core.live import INDEX, SLO_TTFT, STATUS
 from slacktide.core.tide import (
     ACCEPTED,
     ARRIVAL_RATE,
@@ -18,31 +20,44 @@ from slacktide.core.tide import (
     CREDIT,
     DECODE_ONLY,
     F_DEMAND,
+    F_GROWTH,
     F_PACE,
     F_SERVICE,
     F_SLACK,
     FIXED,
+    GAP_MODE,
     I_BLOCKING,
     I_COMPUTED,
+    I_GONE,
+    I_KIND,
     I_ORDER,
     I_QUEUE_LEFT,
+    I_REMAINING,
     I_ROLE,
     KNEE,
     KNEE_TIME,
     LATE_PREFILL,
     LATE_SHARE,
+    MISS_RATE,
     MIXED,
     PACE,
     PER_PAIR,
     PER_TOKEN,
     PREFILL_ONLY,
+    REFUSED,
+    RELEASED_TIME,
+    RELEASED_TOKENS,
     SATURATION,
+    SHORT_BLOCKS,
     SIZES,
+    URGENCY,
     USE_BLOCKING,
     USE_EVICTION,
     USE_EXCLUSIVE,
     USE_HOLD,
+    USE_KEEPING,
     USE_KV_GATE,
+    USE_LENDING,
     USE_MIXED,
     USE_OCCUPANCY,
     W_ACTIONS,
@@ -53,11 +68,14 @@ from slacktide.core.tide import (
     W_EXPECTED,
     W_FORCED,
     W_FREE,
+    W_FULL,
     W_HOLD,
     W_KEPT_BACK,
     W_KNEE_TIME,
     W_LATE,
+    W_LAXITY,
     W_LONGEST,
+    W_MEAN_TIME,
     W_NEED,
     W_OCCUPANCY,
     W_PAIR_PRICE,
@@ -82,6 +100,8 @@ BLOCKING_REACH = 1.1
 LATE_PATIENCE = 60.0
 """Seconds behind its deadline from which blocks and a seat are kept for the oldest late prompt (as the `ageing` of
 `sliding`): by then short bursts are over, and an interactive user is gone."""
+PEAKS = 9
+"""Points in time at which the KV that running requests will hold is foreseen: an eighth of an output apart."""
 HOLD_LAXITY = 1.0
 """Seconds of laxity beyond which prompts may wait for company."""
 
@@ -93,6 +113,42 @@ def longest_waiting(ints: IntArray, n: int, si: IntArray, sf: FloatArray) -> int
         if si[I_ROLE, row] == LATE_PREFILL:
             return row if ints[STATUS, row] != RUNNING and -sf[F_SLACK, row] > LATE_PATIENCE else -1
     return -1
+
+
+@compiled
+def ask_for_kv(ints: IntArray, room: IntArray, block_size: int, max_model_len: int, sf: FloatArray,
+               state: FloatArray) -> None:  # fmt: skip
+    """Note what the refused prompt room[5] lacks, if it may come too late when it waits until others end.
+
+    Whether they end is not known: twice the time in which as many tokens came back so far, or for ever when none did.
+    """
+    row = room[5]
+    short = whole_blocks(ints, row, block_size, max_model_len) + room[1] + room[3] - room[0]
+    if short <= 0 and room[2] > 0:
+        return  # held back by the gate alone
+    pace = state[RELEASED_TOKENS] / max(state[RELEASED_TIME], 1e-3)
+    wait = 2.0 * max(short, 0) * block_size / pace if pace > 0.0 else np.inf
+    if sf[F_SLACK, row] < sf[F_SERVICE, row] + 2.0 * state[KNEE_TIME] + wait:
+        state[REFUSED], state[SHORT_BLOCKS] = float(ints[INDEX, row]), float(max(short, 0))
+
+
+@compiled
+def foresee_kv(ints: IntArray, n: int, si: IntArray, sf: FloatArray, peaks: FloatArray) -> float:
+    """Fill `peaks` with the KV tokens that running rows will hold when each has made 0, 1, 2, ... strides of tokens;
+    returns the stride. Who has ended by then holds none. The last is where the one that wants most ends.
+    """
+    longest = 1.0
+    for row in range(n):
+        if si[I_KIND, row] != IDLE:
+            longest = max(longest, sf[F_GROWTH, row])
+    stride = longest / (peaks.size - 1)
+    peaks[:] = 0.0
+    for row in range(n):
+        if ints[STATUS, row] == RUNNING and si[I_GONE, row] == 0:
+            known = float(si[I_COMPUTED, row] + si[I_REMAINING, row])
+            for k in range(peaks.size):
+                peaks[k] += known + k * stride if sf[F_GROWTH, row] >= (k - 0.5) * stride else 0.0
+    return stride
 
 
 @compiled
@@ -112,12 +168,19 @@ def queue_prompts(
     if oldest >= 0:
         room[1] += whole_blocks(ints, oldest, limits[2], limits[6])
         room[2] = max(room[2] - 1, 0)
+    peaks, stride = np.zeros(PEAKS), 1.0
+    if prm[USE_KV_GATE] != 0.0:
+        stride = foresee_kv(ints, n, si, sf, peaks)
     queued, _ = build_queue(
-        si[I_ORDER], m, room, ints, si, sf, memory, float(limits[4] * limits[2]), why[W_EXPECTED],
+        si[I_ORDER], m, room, ints, si, sf, memory, float(limits[4] * limits[2]), why[W_EXPECTED], peaks, stride,
         prm[USE_KV_GATE] != 0.0, prm[BYPASS], state[KNEE_TIME], limits[0], limits[2], limits[6],
     )  # fmt: skip
+    state[REFUSED] = -1.0
+    why[W_FULL] = 1.0 if room[5] >= 0 else 0.0
     if room[5] >= 0 and why[W_VICTIMS] == 0.0 and prm[USE_EVICTION] != 0.0:
-        queued = evict_late(ints, n, count, queued, si, sf, plan, why)
+        queued = evict_late(ints, n, count, queued, si, sf, state, plan, why)
+    if room[5] >= 0 and why[W_VICTIMS] == 0.0 and prm[USE_LENDING] != 0.0:
+        ask_for_kv(ints, room, limits[2], limits[6], sf, state)
     for i in range(queued):
         why[W_TOTAL] += si[I_QUEUE_LEFT, i]
     why[W_RESERVED], why[W_SOURCE] = 1.0 if reserved else 0.0, source
@@ -200,11 +263,12 @@ def price_decodes(
 def try_size(
     option: int, decodes: float, context: float, longest: float, least: float, bound: float, top: int, worth: float,
     left: IntArray, done: IntArray, packed: FloatArray, prm: FloatArray, safe: FloatArray, mean: FloatArray,
-    knee: int, shape: FloatArray, why: FloatArray,
+    knee: int, sizes: int, shape: FloatArray, why: FloatArray,
 ) -> None:  # fmt: skip
     """Note the best step of prompts beside these decodes within `bound` seconds, if one fits.
 
-    `knee`: tokens that are taken where none fit (0: none): no bound is worth an engine that stands still.
+    `knee`: tokens that are taken where none fit (0: none): no bound is worth an engine that stands still. `sizes`: how
+    many step sizes are compared.
     """
     p = fit(packed, safe, decodes, context, longest, left, done, top, bound, least, shape)
     if p == 0:
@@ -212,8 +276,27 @@ def try_size(
     if p > 0:
         prices = np.array((why[W_PRICE], why[W_PAIR_PRICE]))
         p, value, seconds = best_size(packed, mean, decodes, context, longest, left, done, p, prices, worth,
-                                      int(prm[SIZES]), prm[SATURATION], least, shape)  # fmt: skip
+                                      sizes, prm[SATURATION], least, shape)  # fmt: skip
         note(option, p, value, seconds, why)
+
+
+@compiled
+def hurried(prm: FloatArray, why: FloatArray) -> bool:
+    """Whether an accepted prompt has hardly time for more rounds of the decodes."""
+    return why[W_SOURCE] == 1.0 and why[W_LAXITY] < prm[URGENCY] * why[W_ROUND]  # type: ignore[no-any-return]
+
+
+@compiled
+def slack_to_keep(prm: FloatArray, state: FloatArray, why: FloatArray) -> float:
+    """Seconds of slack that prompts with time to spare leave to the streams, beside the next round.
+
+    Who comes next may have less time than they, and can run alone only where streams can wait: so long as a prompt of
+    mean length takes, at most a step under the cap. As the set of those who can be in time, it follows the miss rate:
+    where all can be in time, nothing is kept. In mode gap slack cannot be kept.
+    """
+    if hurried(prm, why) or prm[GAP_MODE] != 0.0 or prm[USE_KEEPING] == 0.0:
+        return 0.0
+    return min(why[W_CAP], why[W_MEAN_TIME]) * min(1.0, state[MISS_RATE] / MISSES_FULL)  # type: ignore[no-any-return]
 
 
 @compiled
@@ -222,31 +305,37 @@ def weigh_options(
     prm: FloatArray, safe: FloatArray, mean: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray,
     shape: FloatArray, why: FloatArray,
 ) -> None:  # fmt: skip
-    """Note the steps with prompts: alone, beside all decodes, beside those that cannot wait."""
+    """Note the steps with prompts: alone, beside all decodes, beside those that cannot wait.
+
+    Sizes are compared where all decodes run and nobody else can come in: then a step is worth what it does for those
+    who are in. Else the largest is taken, for more streams make every later round worth more.
+    """
     for option in range(PREFILL_ONLY, BLOCKING + 1):
         note(option, 0, 0.0, 1.0, why)
     if left.size == 0:
         return
     round_time, total = why[W_ROUND], int(why[W_TOTAL])
+    after = round_time + slack_to_keep(prm, state, why)
     waits = why[W_FORCED] == 0.0  # a late stream that has to run keeps the decodes in the step
     if (prm[USE_EXCLUSIVE] != 0.0 and waits) or count == 0:
-        bound = min(why[W_S1] - round_time, why[W_CAP])
+        bound = min(why[W_S1] - after, why[W_CAP])
         try_size(PREFILL_ONLY, 0.0, 0.0, 0.0, 0.0, bound, min(total, budget), 0.0, left, done, packed, prm, safe, mean,
-                 int(state[KNEE]) if count == 0 else 0, shape, why)  # fmt: skip
+                 int(state[KNEE]) if count == 0 else 0, 1, shape, why)  # fmt: skip
     top = min(total, budget - count)
+    sizes = int(prm[SIZES]) if why[W_FULL] != 0.0 else 1
     if count > 0 and prm[USE_MIXED] != 0.0:
-        bound = min(why[W_S1], why[W_S2] - round_time, why[W_CAP])
+        bound = min(why[W_S1], why[W_S2] - after, why[W_CAP])
         try_size(MIXED, float(count), why[W_CONTEXT], why[W_LONGEST], why[W_EVERY_RAW], bound, top, worth, left, done,
-                 packed, prm, safe, mean, 0, shape, why)  # fmt: skip
+                 packed, prm, safe, mean, 0, sizes, shape, why)  # fmt: skip
     if count > 1 and prm[USE_BLOCKING] != 0.0 and waits:
-        _weigh_blocking(count, on_time, left, done, top, packed, prm, safe, mean, si, sf, state, shape, why)
+        _weigh_blocking(count, on_time, after, left, done, top, packed, prm, safe, mean, si, sf, state, shape, why)
 
 
 @compiled
 def _weigh_blocking(
-    count: int, on_time: IntArray, left: IntArray, done: IntArray, top: int, packed: FloatArray, prm: FloatArray,
-    safe: FloatArray, mean: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray, shape: FloatArray,
-    why: FloatArray,
+    count: int, on_time: IntArray, after: float, left: IntArray, done: IntArray, top: int, packed: FloatArray,
+    prm: FloatArray, safe: FloatArray, mean: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray,
+    shape: FloatArray, why: FloatArray,
 ) -> None:  # fmt: skip
     """Note the step of prompts beside the decodes that are due within it; they stand in I_BLOCKING."""
     round_time = why[W_ROUND]
@@ -269,7 +358,7 @@ def _weigh_blocking(
     own = time_of(packed, float(m), context, longest, none, none, 0.0, shape)
     fixed = min(state[FIXED], why[W_EVERY_RAW], own)
     worth = mean[0, size_class(float(count))] * ((own - fixed) + fixed * m / why[W_OCCUPANCY])
-    bound = min(soonest, second - round_time, others - round_time, why[W_CAP])
-    try_size(BLOCKING, float(m), context, longest, own, bound, top, worth, left, done, packed, prm, safe, mean, 0,
+    bound = min(soonest, second - after, others - after, why[W_CAP])
+    try_size(BLOCKING, float(m), context, longest, own, bound, top, worth, left, done, packed, prm, safe, mean, 0, 1,
              shape, why)  # fmt: skip
     why[W_BLOCKING] = m

@@ -9,10 +9,18 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
-from slacktide.core.kernels_tide_fill import blocks_of, bounds_of, fit, pick_victim, sums_of
+from slacktide.core.kernels_tide_fill import (
+    blocks_of,
+    bounds_of,
+    can_lend,
+    fit,
+    pick_lender,
+    pick_victim,
+    sums_of,
+)  # fmt: skip
 from slacktide.core.kernels_tide_supply import LEAST_CHUNK, accept, first_token, seconds_of, size_class, time_of
-from slacktide.core.kinds import DECODE, PREFILL
-from slacktide.core.live import NUM_BLOCKS, NUM_OUTPUT, NUM_PROMPT, NUM_SHARED, PRIORITY, STATUS
+from slacktide.core.kinds import DECODE, IDLE, PREFILL
+from slacktide.core.live import INDEX, NUM_BLOCKS, NUM_OUTPUT, NUM_PROMPT, NUM_SHARED, PRIORITY, STATUS
 from slacktide.core.tide import (
     CAP_SHARE,
     DECODE_TIME,
@@ -41,12 +49,16 @@ from slacktide.core.tide import (
     NO_ROLE,
     ON_TIME_DECODE,
     PER_PAIR,
+    REFUSED,
     RELEASED_COUNT,
     RELEASED_TIME,
     RELEASED_TOKENS,
     SEATS,
+    SHORT_BLOCKS,
     TIGHTEST,
+    TOKENS_WAITING,
     USE_DEMOTION,
+    USE_LENDING,
     W_ACCEPTED,
     W_CAP,
     W_CONTEXT,
@@ -87,11 +99,16 @@ def expected_kv(row: int, si: IntArray, sf: FloatArray) -> float:
 
 
 @compiled
-def give_roles(ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatArray, why: FloatArray) -> None:
+def give_roles(
+    ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatArray, state: FloatArray, why: FloatArray
+) -> None:
     """Give every row its role, count the roles, and add up what running rows need of KV."""
+    state[TOKENS_WAITING] = 0.0
     for row in range(n):
         si[I_GONE, row], si[I_ROLE, row] = 0, NO_ROLE
         kind, missed = si[I_KIND, row], si[I_MISSED, row] != 0
+        if kind != IDLE and not missed and ints[STATUS, row] != RUNNING:
+            state[TOKENS_WAITING] += float(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row])
         if kind == DECODE and ints[STATUS, row] != RUNNING:
             kind = PREFILL  # back from the prefix cache: it needs a seat and all its blocks, as a prompt of one token
         if ints[STATUS, row] == RUNNING:
@@ -115,29 +132,50 @@ def give_roles(ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatA
 
 
 @compiled
-def make_room(
-    ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatArray, plan: IntArray, why: FloatArray
+def _preempt(
+    ints: IntArray, row: int, block_size: int, si: IntArray, sf: FloatArray, plan: IntArray, why: FloatArray
 ) -> None:
-    """While the on-time round lacks blocks somebody loses its KV: victims go into plan[2]."""
+    """Write the row into plan[2] and take it out of the sums."""
+    plan[2, int(why[W_VICTIMS])] = row
+    why[W_VICTIMS] += 1.0
+    why[W_FREE] += ints[NUM_BLOCKS, row] - ints[NUM_SHARED, row]
+    why[W_RUNNING] -= 1.0
+    why[W_EXPECTED] -= expected_kv(row, si, sf)
+    role = si[I_ROLE, row]
+    if role == ON_TIME_DECODE:
+        why[W_NEED] -= blocks_of(ints, row, 1, block_size)
+        why[W_DECODES] -= 1.0
+    elif role == LATE_DECODE:
+        why[W_LATE_STREAMS] -= 1.0
+    else:
+        why[W_KEPT_BACK] -= blocks_of(ints, row, si[I_REMAINING, row], block_size)
+        why[W_LATE if role == LATE_PREFILL else W_ON_TIME] -= 1.0
+    si[I_GONE, row], si[I_ROLE, row] = 1, NO_ROLE
+
+
+@compiled
+def make_room(
+    ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatArray, state: FloatArray, plan: IntArray,
+    why: FloatArray,
+) -> None:  # fmt: skip
+    """While the on-time round lacks blocks somebody loses its KV: victims go into plan[2].
+
+    So does a stream with time to spare, for an on-time prompt that the last step had to refuse.
+    """
     while why[W_NEED] > why[W_FREE]:
-        row = pick_victim(ints, n, si, sf, False, -1)
+        row = pick_victim(ints, n, si, sf, state, False, -1)
         if row < 0:
             return
-        plan[2, int(why[W_VICTIMS])] = row
-        why[W_VICTIMS] += 1.0
-        why[W_FREE] += ints[NUM_BLOCKS, row] - ints[NUM_SHARED, row]
-        why[W_RUNNING] -= 1.0
-        why[W_EXPECTED] -= expected_kv(row, si, sf)
-        role = si[I_ROLE, row]
-        if role == ON_TIME_DECODE:
-            why[W_NEED] -= blocks_of(ints, row, 1, block_size)
-            why[W_DECODES] -= 1.0
-        elif role == LATE_DECODE:
-            why[W_LATE_STREAMS] -= 1.0
-        else:
-            why[W_KEPT_BACK] -= blocks_of(ints, row, si[I_REMAINING, row], block_size)
-            why[W_LATE if role == LATE_PREFILL else W_ON_TIME] -= 1.0
-        si[I_GONE, row], si[I_ROLE, row] = 1, NO_ROLE
+        _preempt(ints, row, block_size, si, sf, plan, why)
+    if why[W_VICTIMS] > 0.0 or state[REFUSED] < 0.0:
+        return
+    for row in range(n):
+        if float(ints[INDEX, row]) == state[REFUSED]:
+            if ints[STATUS, row] != RUNNING and si[I_ROLE, row] == DEMOTED:  # on time, not judged yet
+                lender = pick_lender(ints, n, int(state[SHORT_BLOCKS]), si, sf, state)
+                if lender >= 0:
+                    _preempt(ints, lender, block_size, si, sf, plan, why)
+            return
 
 
 @compiled
@@ -233,6 +271,11 @@ def judge_prompts(
             rest[0], rates[0] = max(kv_tokens - why[W_EXPECTED], 0.0), state[RELEASED_TOKENS] / seconds
         if prm[SEATS] != 0.0:
             rest[1], rates[1] = float(seats - int(why[W_RUNNING])), state[RELEASED_COUNT] / seconds
+        for i in range(on_time.size):
+            row = on_time[i]
+            if prm[USE_LENDING] != 0.0 and can_lend(ints, row, si, sf, state):
+                rest[0] += float(si[I_COMPUTED, row])
+                rest[1] += 1.0
     why[W_ACCEPTED], why[W_LAXITY] = accept(
         by_deadline, on_time, beside, kappa, prm[USE_DEMOTION] != 0.0, rest, rates, ints, si, sf, shares
     )  # fmt: skip

@@ -12,9 +12,9 @@ from slacktide.core.kernels_fair import lift
 from slacktide.core.kernels_tide import expect, look
 from slacktide.core.kernels_tide_fill import sums_of
 from slacktide.core.kernels_tide_late import OVERDUE, late_decodes, settle
-from slacktide.core.kernels_tide_queue import price_decodes, queue_prompts, set_prices, weigh_options
+from slacktide.core.kernels_tide_queue import hurried, price_decodes, queue_prompts, set_prices, weigh_options
 from slacktide.core.kernels_tide_roles import give_roles, judge_prompts, make_room, set_cap, take_round, value_prompts
-from slacktide.core.kernels_tide_supply import factors_of, learn_prices, size_class, time_of
+from slacktide.core.kernels_tide_supply import factors_of, hope_for_new, learn_prices, size_class, time_of
 from slacktide.core.live import ADMISSION_ORDER
 from slacktide.core.tide import (
     BLOCKING,
@@ -37,7 +37,7 @@ from slacktide.core.tide import (
     MIXED,
     NUM_SIZES,
     PREFILL_ONLY,
-    URGENCY,
+    SIZES,
     USE_BIAS_IN_VALUES,
     USE_RESCUE,
     USE_SIZES,
@@ -48,7 +48,6 @@ from slacktide.core.tide import (
     W_CAP,
     W_EVERY_RAW,
     W_FREE,
-    W_LAXITY,
     W_PREFILL,
     W_PRESS,
     W_RESERVED,
@@ -56,7 +55,6 @@ from slacktide.core.tide import (
     W_ROUND_RAW,
     W_S1,
     W_S2,
-    W_SOURCE,
     W_TIME,
     W_TOKENS,
     W_TOTAL,
@@ -99,8 +97,7 @@ def choose(
         if (why[W_PRESS] != 0.0 or reserved) and some:
             best = 0.0
     alone = why[W_TOKENS + PREFILL_ONLY]
-    urgent = why[W_SOURCE] == 1.0 and why[W_LAXITY] < prm[URGENCY] * why[W_ROUND]
-    urgent = urgent and alone > 0.0 and alone >= why[W_TOKENS + MIXED]
+    urgent = hurried(prm, why) and alone > 0.0 and alone >= why[W_TOKENS + MIXED]
     for option in range(PREFILL_ONLY, (PREFILL_ONLY if urgent else BLOCKING) + 1):
         ratio = WORK_FIRST * why[W_ACTIONS + 2 * option] / why[W_ACTIONS + 2 * option + 1]
         if why[W_TOKENS + option] > 0.0 and ratio > best:
@@ -222,23 +219,26 @@ def decide(
     factors_of(learned, prm[DEVIATIONS], prm[USE_SIZES] != 0.0, safe)
     if prm[USE_BIAS_IN_VALUES] != 0.0:
         factors_of(learned, 0.0, prm[USE_SIZES] != 0.0, mean)
+    hope = mean.copy()
+    if prm[SIZES] > 1.0:
+        hope_for_new(learned, hope)
 
     why[:] = 0.0
     why[W_FREE] = limits[3]
-    give_roles(ints, n, block_size, si, sf, why)
-    make_room(ints, n, block_size, si, sf, plan, why)
+    give_roles(ints, n, block_size, si, sf, state, why)
+    make_room(ints, n, block_size, si, sf, state, plan, why)
     on_time = take_round(n, budget, packed, safe, si, sf, state, shape, why)
     set_cap(prm, safe, state, why)
     by_deadline = value_prompts(ints, n, budget, packed, safe, si, sf, state, shape, why)
     judge_prompts(
         ints, by_deadline, on_time, seats, kv_tokens, packed, prm, safe, si, sf, state, shape, why, shares, output
     )  # fmt: skip
-    count = late_decodes(ints, n, on_time.size, budget, block_size, packed, prm, safe, si, state, shape, why)
+    count = late_decodes(ints, n, on_time.size, budget, block_size, packed, prm, safe, si, sf, state, shape, why)
     queued = queue_prompts(ints, n, count, by_deadline, limits, prm, si, sf, state, memory, plan, why, shares)
     left, done = si[I_QUEUE_LEFT, :queued], si[I_QUEUE_DONE, :queued]
     set_prices(by_deadline, floats, count, left, done, budget, packed, prm, safe, mean, si, sf, state, shape, why)
     worth = price_decodes(count, output, seats, kv_tokens, prm, mean, state, why)
-    weigh_options(count, worth, on_time, left, done, budget, packed, prm, safe, mean, si, sf, state, shape, why)
+    weigh_options(count, worth, on_time, left, done, budget, packed, prm, safe, hope, si, sf, state, shape, why)
     action, prefill = choose(on_time, count, queued, budget, mean, prm, sf, state, why)
     every = si[I_DECODES, :count]
     position, scene, raw = finish(

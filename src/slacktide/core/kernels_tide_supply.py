@@ -48,6 +48,11 @@ ROUNDING = 1e-9
 """Seconds: sums in another order differ by less; nobody is demoted for that."""
 MOST_DECODE = 0.95
 """Largest share of time that decodes are taken to ask for: a forecast stays finite when they ask for all of it."""
+HOPE = 0.1
+"""Share of its time that a size is hoped to be shorter while it was not tried: what kernels' tile steps make, which a
+fitted belief smooths over."""
+TRIED = 8.0
+"""Steps of a size after which it is believed."""
 LEAST_CHUNK = 32
 """Tokens of the smallest chunk worth a step, about a tile's rows: below it a step costs the same and does less."""
 
@@ -74,7 +79,7 @@ def size_class(tokens: float) -> int:
 
 @compiled
 def factors_of(learned: FloatArray, deviations: float, by_size: bool, factors: FloatArray) -> None:
-    """Fill float64[3, 16]: what predictions are multiplied by, per scene and size: mean + `deviations` deviations.
+    """Fill float64[3, 20]: what predictions are multiplied by, per scene and size: mean + `deviations` deviations.
 
     A size class weighs as many steps as it was seen, its neighbours less and less, the belief itself SHARED.
     """
@@ -89,6 +94,14 @@ def factors_of(learned: FloatArray, deviations: float, by_size: bool, factors: F
             factors[scene, size] = (mean + deviations * deviation) / weight
             if not by_size:
                 factors[scene, size] = learned[0, scene, SCENE_ALONE] + deviations * learned[1, scene, SCENE_ALONE]
+
+
+@compiled
+def hope_for_new(learned: FloatArray, factors: FloatArray) -> None:
+    """Take sizes with prompts that were hardly tried for shorter than believed, by HOPE at first, so that they are."""
+    for scene in range(1, 3):
+        for size in range(NUM_SIZES):
+            factors[scene, size] *= 1.0 - HOPE * max(1.0 - learned[2, scene, size] / TRIED, 0.0)
 
 
 @compiled

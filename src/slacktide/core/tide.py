@@ -45,16 +45,21 @@ SERVED_LATE = 22
 """Seconds of the engine that late work got."""
 RELEASED_TOKENS, RELEASED_COUNT, RELEASED_TIME, LAST_RELEASE = 23, 24, 25, 26
 """KV tokens and seats that finished requests gave back, the seconds in which they did, and when the last one did."""
-STATE_SIZE = 28
+TOKENS_WAITING = 27
+"""KV tokens that on-time rows wait for."""
+REFUSED, SHORT_BLOCKS = 28, 29
+"""INDEX of the on-time prompt that lacks blocks or a seat and cannot wait until they come back by themselves, -1 for
+none; how many blocks."""
+STATE_SIZE = 30
 
 # ---- what it is set to: float64[PARAMETER_SIZE], in the order in which `Tide.parameters` fills them
 (
     CAP_SHARE, DEVIATIONS, KAPPA_HIGH, KAPPA_LOW, LATE_EVERY, LATE_SHARE, USE_MIXED, USE_EXCLUSIVE, USE_BLOCKING,
     USE_DEMOTION, USE_EVICTION, USE_KV_GATE, USE_HOLD, USE_OCCUPANCY, USE_BIAS_IN_VALUES, GAP_MODE, SIZES,
     SATURATION, BYPASS, SEATS, MAX_GAP, BACKFILL, PRIOR_OUTPUT, USE_SIZES, USE_RESCUE,
-    MEMORY, URGENCY,
-) = range(27)  # fmt: skip
-PARAMETER_SIZE = 27
+    MEMORY, URGENCY, USE_LENDING, USE_KEEPING,
+) = range(29)  # fmt: skip
+PARAMETER_SIZE = 29
 
 # ---- memory of each live request from step to step: float64[MEMORY_SIZE, n]
 M_INDEX, M_OUTPUT, M_MISSED, M_BYPASSED, M_LAST, M_PROMPT = range(6)
@@ -72,17 +77,18 @@ W_TOKENS = 24
 (
     W_FREE, W_NEED, W_KEPT_BACK, W_RUNNING, W_EXPECTED, W_LATE_STREAMS, W_VICTIMS, W_ROUND_RAW, W_LAXITY,
     W_KNEE_TIME, W_EVERY_RAW, W_LATE_COST, W_RESERVED, W_CONTEXT, W_LONGEST, W_TOTAL, W_PRICE, W_PAIR_PRICE,
-    W_OCCUPANCY, W_BLOCKING, W_STREAMS_TURN, W_FORCED, W_TTFT,
+    W_OCCUPANCY, W_BLOCKING, W_STREAMS_TURN, W_FORCED, W_TTFT, W_TURN_JOINED, W_FULL,
     W_MEAN_PROMPT, W_MEAN_TIME,
-) = range(28, 53)  # fmt: skip
+) = range(28, 55)  # fmt: skip
 """Free blocks; blocks that the round takes; those kept back for running prompts; running rows; KV tokens they are
 expected to hold; late streams; rows preempted. Predicted seconds of the on-time round, least seconds that an accepted
 prompt has to spare, corrected seconds of a step at the knee, predicted seconds of all decodes that run, what the late
 of them add; whether the late share's turn is due. Context of the decodes, the largest, prompt tokens queued, value of a
 prompt token and of an attended pair (seconds), streams that a round could have, streams of `blocking`; whether the late
 share is for streams now, and whether one of them has to run; predicted seconds until the first token of a prompt of
-mean length that arrives now, the tokens of such a prompt and the seconds that it takes alone."""
-WHY_SIZE = 53
+mean length that arrives now; whether the stream whose turn it is joined the round; whether an accepted prompt was
+refused for KV or a seat; the tokens of a prompt of mean length and the seconds that it takes alone."""
+WHY_SIZE = 55
 
 ACTIONS = ("decode", "prefill", "mixed", "blocking")
 DECODE_ONLY, PREFILL_ONLY, MIXED, BLOCKING = range(4)
@@ -97,11 +103,12 @@ PRIOR_DEVIATION = 0.025
 default predictor's error on mixed batches (`bounded.DEFAULT_MARGIN`)."""
 WEIGHT = 0.05
 """Weight of a new step in a mean or deviation: the last twenty count."""
-SIZE_EDGES = (8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
-"""Most tokens of the first fifteen size classes of a step; measured kernels step at multiples of 64 and 128 tokens,
-which a fitted belief smooths over, so that its error is one of the step's size."""
-NUM_SIZES = 16
-SCENE_ALONE = 16
+SIZE_EDGES = (8, 16, 32, 64, 112, 128, 192, 240, 256, 368, 384, 496, 512, 768, 1024, 1536, 2048, 3072, 4096)
+"""Most tokens of the first nineteen size classes of a step; measured kernels step at multiples of 64 and 128 tokens,
+which a fitted belief smooths over, so that its error is one of the step's size. Those just below a multiple of 128 are
+classes of their own: there a step is cheapest for what it does, and the belief is wrong by most."""
+NUM_SIZES = 20
+SCENE_ALONE = 20
 """Column of a scene's own mean, over all sizes."""
 SHARED = 4.0
 """Steps that the belief itself counts for in the mean of a size class: a class is believed after as many."""
@@ -116,7 +123,7 @@ WILD = 4.0
 
 
 def _learned() -> FloatArray:
-    """float64[3, 3, 17]: mean of real / predicted, its mean absolute deviation, steps; by scene and size class."""
+    """float64[3, 3, 21]: mean of real / predicted, its mean absolute deviation, steps; by scene and size class."""
     table = np.zeros((3, 3, NUM_SIZES + 1))
     table[0], table[1] = 1.0, PRIOR_DEVIATION
     return table
@@ -168,6 +175,7 @@ def fresh_state() -> FloatArray:
     """Nothing learned yet."""
     state = np.zeros(STATE_SIZE)
     state[TIGHTEST] = state[PACE] = np.inf
+    state[REFUSED] = -1.0
     return state
 
 

@@ -46,6 +46,10 @@ class Tide:
     """Prompts that cannot be on time give way (Moore-Hodgson)."""
     eviction: bool = True
     """A request that has missed may lose its KV to a prompt that can be on time."""
+    lending: bool = True
+    """So may a stream that is so far ahead of its deadlines that it can compute its KV again in time."""
+    keep_slack: bool = True
+    """In overload prompts that can wait leave the running streams slack for prompts to come that cannot."""
     kv_gate: Literal["auto", "on", "off"] = "auto"
     """Admit only what running requests are expected to leave KV for; auto: in mode gap, and while no live request has a
     TTFT target. With deadlines an early first token is worth a preemption later, which a late request pays for first;
@@ -75,8 +79,8 @@ class Tide:
     """Late decodes run at least every so many steps as far as there is room; 0 never for that reason."""
     late_share: float = 0.02
     """Share of the engine's time that is reserved for late requests; 0 reserves none."""
-    sizes: int = 1
-    """Step sizes that are compared per kind of step; 1 takes the largest that fits."""
+    sizes: int = 24
+    """Step sizes compared beside all decodes while nobody else can be admitted; 1 takes the largest that fits."""
     saturation: float = 0.01
     """A smaller step is taken if it loses at most this share of value per second."""
     seats: bool = True
@@ -124,6 +128,7 @@ class Tide:
             t.KAPPA_LOW: min(self.least_supply, self.supply), t.LATE_EVERY: self.late_every,
             t.LATE_SHARE: self.late_share, t.USE_MIXED: self.mixed, t.USE_EXCLUSIVE: self.exclusive,
             t.USE_BLOCKING: self.blocking, t.USE_DEMOTION: self.demotion, t.USE_EVICTION: self.eviction,
+            t.USE_LENDING: self.lending, t.USE_KEEPING: self.keep_slack,
             t.USE_KV_GATE: self.kv_gate == "on", t.USE_HOLD: self.hold, t.USE_OCCUPANCY: self.occupancy,
             t.USE_BIAS_IN_VALUES: self.bias_in_values, t.GAP_MODE: self.slo_mode == "gap", t.SIZES: self.sizes,
             t.SATURATION: self.saturation, t.BYPASS: self.bypass, t.SEATS: self.seats,
