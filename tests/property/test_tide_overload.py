@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slacktide.core import tide as t
+from slacktide.core.kernels_tide_kv import PEAKS, foresee_kv
 from slacktide.core.kernels_tide_late import settle
-from slacktide.core.kernels_tide_queue import PEAKS, foresee_kv, slack_to_keep
+from slacktide.core.kernels_tide_queue import slack_to_keep
 from slacktide.core.kinds import DECODE
 from slacktide.core.latency import AffineModel
 from slacktide.core.live import NUM_INT_FIELDS, STATUS

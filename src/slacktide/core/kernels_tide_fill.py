@@ -1,4 +1,4 @@
-"""Compiled parts of `tide` that fill a step: blocks, victims, the queue of prompts, sizes. Slot names are in `tide`."""
+"""Compiled parts of `tide` that fill a step: the queue of prompts, sizes. Slot names are in `tide`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ import numpy as np
 from slacktide.core.fair import AHEAD, COST
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_fair import interleave, pending
+from slacktide.core.kernels_tide_kv import blocks_of, whole_blocks
 from slacktide.core.kernels_tide_supply import seconds_of
-from slacktide.core.kinds import DECODE, IDLE
 from slacktide.core.live import (
     NUM_BLOCKS,
-    NUM_CACHED,
-    NUM_CACHED_FREE,
     NUM_COMPUTED,
     NUM_OUTPUT,
-    NUM_PREEMPTIONS,
     NUM_PROMPT,
-    NUM_SHARED,
     PRIORITY,
     STATUS,
     TENANT,
@@ -30,9 +26,6 @@ from slacktide.core.tide import (
     F_SERVICE,
     F_SLACK,
     I_COMPUTED,
-    I_GONE,
-    I_KIND,
-    I_MISSED,
     I_QUEUE,
     I_QUEUE_DONE,
     I_QUEUE_LEFT,
@@ -40,118 +33,8 @@ from slacktide.core.tide import (
     I_ROLE,
     LATE_PREFILL,
     M_BYPASSED,
-    ON_TIME_DECODE,
-    PER_PAIR,
-    PER_TOKEN,
-    RELEASED_TIME,
-    RELEASED_TOKENS,
-    TOKENS_WAITING,
 )  # fmt: skip
 from slacktide.core.types import RUNNING, FloatArray, IntArray
-
-LEND = 10.0
-"""Times as long as computing its KV again that a stream's slack must be before it lends its KV: that takes a tenth of
-the time that it may stay away."""
-RETURN = 4.0
-"""Times as long as blocks are expected to take to come back that its slack must be: others may ask before it."""
-
-
-@compiled
-def blocks_of(ints: IntArray, row: int, tokens: int, block_size: int) -> int:
-    """New blocks of a running row that computes `tokens` more."""
-    return max(-(-(ints[NUM_COMPUTED, row] + tokens) // block_size) - ints[NUM_BLOCKS, row], 0)  # type: ignore[no-any-return]
-
-
-@compiled
-def whole_blocks(ints: IntArray, row: int, block_size: int, max_model_len: int) -> int:
-    """Free blocks that a waiting row takes for all its known tokens; blocks of a cached prefix that others hold are
-    free of charge."""
-    known = min(ints[NUM_PROMPT, row] + ints[NUM_OUTPUT, row], max_model_len)
-    shared = ints[NUM_CACHED, row] // block_size - ints[NUM_CACHED_FREE, row]
-    return max(-(-known // block_size) - shared, 0)  # type: ignore[no-any-return]
-
-
-@compiled
-def can_lend(ints: IntArray, row: int, si: IntArray, sf: FloatArray, state: FloatArray) -> bool:
-    """Whether a running row can give up its KV for a while and be on time all the same.
-
-    It has to compute again what it knows: where its slack is LEND times as long, it may stay away for so long that this
-    takes 1 / LEND of the time. And it has to find blocks again, behind those who wait already. A prompt is not asked:
-    its first token is what people wait for.
-    """
-    if sf[F_SLACK, row] == np.inf:
-        return True
-    if si[I_KIND, row] != DECODE:
-        return False
-    u = float(ints[NUM_COMPUTED, row])
-    again = u * (state[PER_TOKEN] + 0.5 * state[PER_PAIR] * u)
-    back = state[TOKENS_WAITING] + u
-    enough = RETURN * back * state[RELEASED_TIME] <= sf[F_SLACK, row] * state[RELEASED_TOKENS]
-    return state[RELEASED_TOKENS] > 0.0 and enough and sf[F_SLACK, row] >= LEND * again  # type: ignore[no-any-return]
-
-
-@compiled
-def pick_victim(
-    ints: IntArray, n: int, si: IntArray, sf: FloatArray, state: FloatArray, late_only: bool, most: int
-) -> int:
-    """Running row to preempt, -1 for none: late ones first (least computed), then those who can afford it (`can_lend`;
-    least output, so that old ones end and give back what they hold), then those of most slack.
-
-    The oldest running request is spared, so that somebody always ends. `most`: rows preempted so often are spared too
-    (negative: none is).
-    """
-    oldest, best, best_lends = -1, -1, False
-    for row in range(n):
-        if ints[STATUS, row] != RUNNING or si[I_GONE, row] != 0 or si[I_KIND, row] == IDLE:
-            continue
-        if oldest < 0:
-            oldest = row
-            continue
-        if most >= 0 and ints[NUM_PREEMPTIONS, row] >= most:
-            continue
-        late = si[I_MISSED, row] != 0
-        if late_only and not late:
-            continue
-        lends = not late and can_lend(ints, row, si, sf, state)
-        if best < 0:
-            best, best_lends = row, lends
-            continue
-        best_late = si[I_MISSED, best] != 0
-        if late != best_late:
-            better = late
-        elif late:
-            better = ints[NUM_COMPUTED, row] <= ints[NUM_COMPUTED, best]
-        elif lends != best_lends:
-            better = lends
-        elif lends and ints[NUM_OUTPUT, row] != ints[NUM_OUTPUT, best]:
-            better = ints[NUM_OUTPUT, row] < ints[NUM_OUTPUT, best]
-        else:
-            better = sf[F_SLACK, row] >= sf[F_SLACK, best]
-        if better:
-            best, best_lends = row, lends
-    return best
-
-
-@compiled
-def pick_lender(ints: IntArray, n: int, short: int, si: IntArray, sf: FloatArray, state: FloatArray) -> int:
-    """Running on-time decode that lends its KV to a prompt that lacks `short` blocks, -1 for none.
-
-    The smallest that has as many, for it has least to compute again; else the largest. The oldest is spared.
-    """
-    oldest, best, best_blocks = -1, -1, 0
-    for row in range(n):
-        if ints[STATUS, row] != RUNNING or si[I_GONE, row] != 0 or si[I_KIND, row] == IDLE:
-            continue
-        if oldest < 0:
-            oldest = row
-            continue
-        if si[I_ROLE, row] != ON_TIME_DECODE or not can_lend(ints, row, si, sf, state):
-            continue
-        blocks = ints[NUM_BLOCKS, row] - ints[NUM_SHARED, row]
-        enough, best_enough = blocks >= short, best_blocks >= short
-        if best < 0 or (enough and not best_enough) or (enough == best_enough and (blocks < best_blocks) == enough):
-            best, best_blocks = row, blocks
-    return best
 
 
 @compiled
@@ -248,9 +131,10 @@ def build_queue(
     """The prompts of `order` that blocks and seats allow, up to `top` tokens; returns (prompts, tokens).
 
     `room`: free blocks, blocks kept back for running prompts, free seats, watermark, 1 when something runs, -1; the
-    last is set to the first on-time prompt that was refused. A waiting prompt needs blocks for all of itself, and with
-    `gate` the KV tokens that all running requests are expected to reach on average. A refused prompt that is on time is
-    passed by others at most `bypass` times, and not once it has hardly time left.
+    last is set to the first on-time prompt that was refused. A waiting prompt needs blocks for all of itself. With
+    `gate` there must also be room among `kv_tokens` for what running requests and it are expected to hold: on average
+    (`expected`), or at each of the times of `peaks` (`kernels_tide_kv.foresee_kv`); both grow by who is admitted. A
+    refused prompt that is on time is passed by others at most `bypass` times, and not once it has hardly time left.
     """
     queued, total = 0, 0
     open_door = True

@@ -9,7 +9,8 @@ import numpy as np
 
 from slacktide.core.kernels import compiled
 from slacktide.core.kernels_latency import step_time_packed
-from slacktide.core.kernels_tide_fill import blocks_of, pick_victim, sums_of
+from slacktide.core.kernels_tide_fill import sums_of
+from slacktide.core.kernels_tide_kv import blocks_of, pick_victim
 from slacktide.core.kernels_tide_supply import size_class
 from slacktide.core.live import STATUS
 from slacktide.core.tide import (

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
-from slacktide.core.kernels_tide_fill import best_size, build_queue, fit, order_prompts, sums_of, whole_blocks
+from slacktide.core.kernels_tide_fill import best_size, build_queue, fit, order_prompts, sums_of
+from slacktide.core.kernels_tide_kv import PEAKS, ask_for_kv, foresee_kv, whole_blocks
 from slacktide.core.kernels_tide_late import evict_late
 from slacktide.core.kernels_tide_roles import MISSES_FULL
 from slacktide.core.kernels_tide_supply import seconds_of, size_class, time_of
-from slacktide.core.kinds import IDLE
-from slacktide.core.live import INDEX, SLO_TTFT, STATUS
+from slacktide.core.live import SLO_TTFT, STATUS
 from slacktide.core.tide import (
     ACCEPTED,
     ARRIVAL_RATE,
@@ -20,7 +20,6 @@ from slacktide.core.tide import (
     CREDIT,
     DECODE_ONLY,
     F_DEMAND,
-    F_GROWTH,
     F_PACE,
     F_SERVICE,
     F_SLACK,
@@ -28,11 +27,8 @@ from slacktide.core.tide import (
     GAP_MODE,
     I_BLOCKING,
     I_COMPUTED,
-    I_GONE,
-    I_KIND,
     I_ORDER,
     I_QUEUE_LEFT,
-    I_REMAINING,
     I_ROLE,
     KNEE,
     KNEE_TIME,
@@ -45,10 +41,7 @@ from slacktide.core.tide import (
     PER_TOKEN,
     PREFILL_ONLY,
     REFUSED,
-    RELEASED_TIME,
-    RELEASED_TOKENS,
     SATURATION,
-    SHORT_BLOCKS,
     SIZES,
     URGENCY,
     USE_BLOCKING,
@@ -100,8 +93,6 @@ BLOCKING_REACH = 1.1
 LATE_PATIENCE = 60.0
 """Seconds behind its deadline from which blocks and a seat are kept for the oldest late prompt (as the `ageing` of
 `sliding`): by then short bursts are over, and an interactive user is gone."""
-PEAKS = 9
-"""Points in time at which the KV that running requests will hold is foreseen: an eighth of an output apart."""
 HOLD_LAXITY = 1.0
 """Seconds of laxity beyond which prompts may wait for company."""
 
@@ -113,42 +104,6 @@ def longest_waiting(ints: IntArray, n: int, si: IntArray, sf: FloatArray) -> int
         if si[I_ROLE, row] == LATE_PREFILL:
             return row if ints[STATUS, row] != RUNNING and -sf[F_SLACK, row] > LATE_PATIENCE else -1
     return -1
-
-
-@compiled
-def ask_for_kv(ints: IntArray, room: IntArray, block_size: int, max_model_len: int, sf: FloatArray,
-               state: FloatArray) -> None:  # fmt: skip
-    """Note what the refused prompt room[5] lacks, if it may come too late when it waits until others end.
-
-    Whether they end is not known: twice the time in which as many tokens came back so far, or for ever when none did.
-    """
-    row = room[5]
-    short = whole_blocks(ints, row, block_size, max_model_len) + room[1] + room[3] - room[0]
-    if short <= 0 and room[2] > 0:
-        return  # held back by the gate alone
-    pace = state[RELEASED_TOKENS] / max(state[RELEASED_TIME], 1e-3)
-    wait = 2.0 * max(short, 0) * block_size / pace if pace > 0.0 else np.inf
-    if sf[F_SLACK, row] < sf[F_SERVICE, row] + 2.0 * state[KNEE_TIME] + wait:
-        state[REFUSED], state[SHORT_BLOCKS] = float(ints[INDEX, row]), float(max(short, 0))
-
-
-@compiled
-def foresee_kv(ints: IntArray, n: int, si: IntArray, sf: FloatArray, peaks: FloatArray) -> float:
-    """Fill `peaks` with the KV tokens that running rows will hold when each has made 0, 1, 2, ... strides of tokens;
-    returns the stride. Who has ended by then holds none. The last is where the one that wants most ends.
-    """
-    longest = 1.0
-    for row in range(n):
-        if si[I_KIND, row] != IDLE:
-            longest = max(longest, sf[F_GROWTH, row])
-    stride = longest / (peaks.size - 1)
-    peaks[:] = 0.0
-    for row in range(n):
-        if ints[STATUS, row] == RUNNING and si[I_GONE, row] == 0:
-            known = float(si[I_COMPUTED, row] + si[I_REMAINING, row])
-            for k in range(peaks.size):
-                peaks[k] += known + k * stride if sf[F_GROWTH, row] >= (k - 0.5) * stride else 0.0
-    return stride
 
 
 @compiled

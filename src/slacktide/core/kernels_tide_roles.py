@@ -9,18 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from slacktide.core.kernels import compiled
-from slacktide.core.kernels_tide_fill import (
-    blocks_of,
-    bounds_of,
-    can_lend,
-    fit,
-    pick_lender,
-    pick_victim,
-    sums_of,
-)  # fmt: skip
+from slacktide.core.kernels_tide_fill import bounds_of, fit, sums_of
+from slacktide.core.kernels_tide_kv import blocks_of, can_lend, expected_kv
 from slacktide.core.kernels_tide_supply import LEAST_CHUNK, accept, first_token, seconds_of, size_class, time_of
 from slacktide.core.kinds import DECODE, IDLE, PREFILL
-from slacktide.core.live import INDEX, NUM_BLOCKS, NUM_OUTPUT, NUM_PROMPT, NUM_SHARED, PRIORITY, STATUS
+from slacktide.core.live import NUM_OUTPUT, NUM_PROMPT, PRIORITY, STATUS
 from slacktide.core.tide import (
     CAP_SHARE,
     DECODE_TIME,
@@ -49,12 +42,10 @@ from slacktide.core.tide import (
     NO_ROLE,
     ON_TIME_DECODE,
     PER_PAIR,
-    REFUSED,
     RELEASED_COUNT,
     RELEASED_TIME,
     RELEASED_TOKENS,
     SEATS,
-    SHORT_BLOCKS,
     TIGHTEST,
     TOKENS_WAITING,
     USE_DEMOTION,
@@ -64,7 +55,6 @@ from slacktide.core.tide import (
     W_CONTEXT,
     W_DECODES,
     W_EXPECTED,
-    W_FREE,
     W_KEPT_BACK,
     W_KNEE_TIME,
     W_LATE,
@@ -82,7 +72,6 @@ from slacktide.core.tide import (
     W_S1,
     W_S2,
     W_TTFT,
-    W_VICTIMS,
 )
 from slacktide.core.types import RUNNING, FloatArray, IntArray
 
@@ -90,12 +79,6 @@ ENOUGH_RELEASES = 5.0
 """Finished requests before the pace at which KV and seats come back is believed."""
 MISSES_FULL = 0.1
 """Miss rate from which the supply counts with its lowest share."""
-
-
-@compiled
-def expected_kv(row: int, si: IntArray, sf: FloatArray) -> float:
-    """KV tokens that a running row is expected to hold on average: all it knows, and half of what it wants yet."""
-    return float(si[I_COMPUTED, row] + si[I_REMAINING, row]) + 0.5 * sf[F_GROWTH, row]  # type: ignore[no-any-return]
 
 
 @compiled
@@ -129,53 +112,6 @@ def give_roles(
         elif kind == PREFILL:
             si[I_ROLE, row] = DEMOTED
             why[W_ON_TIME] += 1.0
-
-
-@compiled
-def _preempt(
-    ints: IntArray, row: int, block_size: int, si: IntArray, sf: FloatArray, plan: IntArray, why: FloatArray
-) -> None:
-    """Write the row into plan[2] and take it out of the sums."""
-    plan[2, int(why[W_VICTIMS])] = row
-    why[W_VICTIMS] += 1.0
-    why[W_FREE] += ints[NUM_BLOCKS, row] - ints[NUM_SHARED, row]
-    why[W_RUNNING] -= 1.0
-    why[W_EXPECTED] -= expected_kv(row, si, sf)
-    role = si[I_ROLE, row]
-    if role == ON_TIME_DECODE:
-        why[W_NEED] -= blocks_of(ints, row, 1, block_size)
-        why[W_DECODES] -= 1.0
-    elif role == LATE_DECODE:
-        why[W_LATE_STREAMS] -= 1.0
-    else:
-        why[W_KEPT_BACK] -= blocks_of(ints, row, si[I_REMAINING, row], block_size)
-        why[W_LATE if role == LATE_PREFILL else W_ON_TIME] -= 1.0
-    si[I_GONE, row], si[I_ROLE, row] = 1, NO_ROLE
-
-
-@compiled
-def make_room(
-    ints: IntArray, n: int, block_size: int, si: IntArray, sf: FloatArray, state: FloatArray, plan: IntArray,
-    why: FloatArray,
-) -> None:  # fmt: skip
-    """While the on-time round lacks blocks somebody loses its KV: victims go into plan[2].
-
-    So does a stream with time to spare, for an on-time prompt that the last step had to refuse.
-    """
-    while why[W_NEED] > why[W_FREE]:
-        row = pick_victim(ints, n, si, sf, state, False, -1)
-        if row < 0:
-            return
-        _preempt(ints, row, block_size, si, sf, plan, why)
-    if why[W_VICTIMS] > 0.0 or state[REFUSED] < 0.0:
-        return
-    for row in range(n):
-        if float(ints[INDEX, row]) == state[REFUSED]:
-            if ints[STATUS, row] != RUNNING and si[I_ROLE, row] == DEMOTED:  # on time, not judged yet
-                lender = pick_lender(ints, n, int(state[SHORT_BLOCKS]), si, sf, state)
-                if lender >= 0:
-                    _preempt(ints, lender, block_size, si, sf, plan, why)
-            return
 
 
 @compiled
@@ -219,16 +155,17 @@ def set_cap(prm: FloatArray, safe: FloatArray, state: FloatArray, why: FloatArra
 
 
 @compiled
-def value_prompts(ints: IntArray, n: int, budget: int, packed: FloatArray, safe: FloatArray, si: IntArray,
-                  sf: FloatArray, state: FloatArray, shape: FloatArray, why: FloatArray) -> IntArray:  # fmt: skip
+def value_prompts(ints: IntArray, n: int, budget: int, packed: FloatArray, safe: FloatArray, mean: FloatArray,
+                  si: IntArray, sf: FloatArray, state: FloatArray, shape: FloatArray,
+                  why: FloatArray) -> IntArray:  # fmt: skip
     """Seconds and KV tokens that each prompt that is on time needs; returns these rows by deadline.
 
     Without a deadline: by priority, then by arrival, behind all that have one.
     """
     one, none = np.full(1, budget), np.zeros(1, dtype=np.int64)
     chunk = max(fit(packed, safe, 0.0, 0.0, 0.0, one, none, budget, why[W_CAP], 0.0, shape), 1)
-    seconds = seconds_of(packed, safe, 0.0, 0.0, 0.0, one, none, float(chunk), 0.0, shape)
-    per_pair = safe[1, size_class(float(chunk))] * state[PER_PAIR]
+    seconds = seconds_of(packed, mean, 0.0, 0.0, 0.0, one, none, float(chunk), 0.0, shape)
+    per_pair = mean[1, size_class(float(chunk))] * state[PER_PAIR]
     per_token = max(seconds / chunk - 0.5 * per_pair * chunk, 0.0)
     why[W_MEAN_PROMPT] = mean = float(np.sum(ints[NUM_PROMPT, :n])) / max(n, 1)
     why[W_MEAN_TIME] = per_token * mean + 0.5 * per_pair * mean * mean
@@ -249,7 +186,7 @@ def value_prompts(ints: IntArray, n: int, budget: int, packed: FloatArray, safe:
 @compiled
 def judge_prompts(
     ints: IntArray, by_deadline: IntArray, on_time: IntArray, seats: int, kv_tokens: float, packed: FloatArray,
-    prm: FloatArray, safe: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray, shape: FloatArray,
+    prm: FloatArray, mean: FloatArray, si: IntArray, sf: FloatArray, state: FloatArray, shape: FloatArray,
     why: FloatArray, shares: FloatArray, output: float,
 ) -> None:  # fmt: skip
     """Who of the prompts can be on time (`accept`), by what decodes, KV and seats leave; what a newcomer can expect.
@@ -257,12 +194,13 @@ def judge_prompts(
     `output`: tokens that a request is expected to want.
     """
     count = float(on_time.size)
-    beside = why[W_ROUND]
+    beside = 0.0
     if on_time.size > 0:
         one, none = np.full(1, int(state[KNEE])), np.zeros(1, dtype=np.int64)
-        mixed = seconds_of(packed, safe, count, why[W_CONTEXT], why[W_LONGEST], one, none, state[KNEE],
+        mixed = seconds_of(packed, mean, count, why[W_CONTEXT], why[W_LONGEST], one, none, state[KNEE],
                            why[W_ROUND_RAW], shape)  # fmt: skip
-        beside = min(max(mixed - why[W_KNEE_TIME], 0.0), why[W_ROUND])
+        alone = mean[1, size_class(state[KNEE])] * state[KNEE_TIME]
+        beside = min(max(mixed - alone, 0.0), mean[0, size_class(count)] * why[W_ROUND_RAW])
     kappa = prm[KAPPA_HIGH] - (prm[KAPPA_HIGH] - prm[KAPPA_LOW]) * min(1.0, state[MISS_RATE] / MISSES_FULL)
     rest, rates = np.full(2, np.inf), np.full(2, np.inf)
     if state[RELEASED_COUNT] >= ENOUGH_RELEASES:

@@ -11,9 +11,10 @@ from slacktide.core.kernels import compiled
 from slacktide.core.kernels_fair import lift
 from slacktide.core.kernels_tide import expect, look
 from slacktide.core.kernels_tide_fill import sums_of
+from slacktide.core.kernels_tide_kv import make_room
 from slacktide.core.kernels_tide_late import OVERDUE, late_decodes, settle
 from slacktide.core.kernels_tide_queue import hurried, price_decodes, queue_prompts, set_prices, weigh_options
-from slacktide.core.kernels_tide_roles import give_roles, judge_prompts, make_room, set_cap, take_round, value_prompts
+from slacktide.core.kernels_tide_roles import give_roles, judge_prompts, set_cap, take_round, value_prompts
 from slacktide.core.kernels_tide_supply import factors_of, hope_for_new, learn_prices, size_class, time_of
 from slacktide.core.live import ADMISSION_ORDER
 from slacktide.core.tide import (
@@ -229,9 +230,9 @@ def decide(
     make_room(ints, n, block_size, si, sf, state, plan, why)
     on_time = take_round(n, budget, packed, safe, si, sf, state, shape, why)
     set_cap(prm, safe, state, why)
-    by_deadline = value_prompts(ints, n, budget, packed, safe, si, sf, state, shape, why)
+    by_deadline = value_prompts(ints, n, budget, packed, safe, mean, si, sf, state, shape, why)
     judge_prompts(
-        ints, by_deadline, on_time, seats, kv_tokens, packed, prm, safe, si, sf, state, shape, why, shares, output
+        ints, by_deadline, on_time, seats, kv_tokens, packed, prm, mean, si, sf, state, shape, why, shares, output
     )  # fmt: skip
     count = late_decodes(ints, n, on_time.size, budget, block_size, packed, prm, safe, si, sf, state, shape, why)
     queued = queue_prompts(ints, n, count, by_deadline, limits, prm, si, sf, state, memory, plan, why, shares)

@@ -99,8 +99,9 @@ SOURCES = ("none", "accepted", "demoted", "late", "reserved share")
 RECENT = 256
 """Arrivals that are remembered: enough for a 5th percentile, and a minute or so of traffic."""
 PRIOR_DEVIATION = 0.025
-"""Deviation of a scene before its first step: with four of them the margin starts at 1.1, the 90th percentile of the
-default predictor's error on mixed batches (`bounded.DEFAULT_MARGIN`)."""
+"""Deviation of a scene before its first step: with eight of them the margin starts at 1.2, twice the 90th percentile of
+the default predictor's error on mixed batches (`bounded.DEFAULT_MARGIN`), which a long step at the edge of many
+streams' slack should not pass once in hundreds."""
 WEIGHT = 0.05
 """Weight of a new step in a mean or deviation: the last twenty count."""
 SIZE_EDGES = (8, 16, 32, 64, 112, 128, 192, 240, 256, 368, 384, 496, 512, 768, 1024, 1536, 2048, 3072, 4096)

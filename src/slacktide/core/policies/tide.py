@@ -69,7 +69,7 @@ class Tide:
     urgency: float = 4.0
     """Prompts run alone where one of them has less than this many decode rounds to spare; 0 leaves it to value."""
     deviations: float | None = None
-    """Mean deviations of the prediction's error that are added as a margin; none takes 4, and 12 in mode gap, where one
+    """Mean deviations of the prediction's error that are added as a margin; none takes 8, and 12 in mode gap, where one
     step in thousands that takes longer than predicted makes every running stream miss."""
     supply: float = 0.9
     """Share of the time that is counted on while nobody misses."""
@@ -143,7 +143,7 @@ class Tide:
     def _deviations(self) -> float:
         if self.deviations is not None:
             return self.deviations
-        return 12.0 if self.slo_mode == "gap" else 4.0
+        return 12.0 if self.slo_mode == "gap" else 8.0
 
     def plan(self, view: StepView) -> Plan:
         """One step."""
