@@ -96,7 +96,9 @@ def text(found: dict[str, Any]) -> list[str]:
             values = [v for v in cell["measured"] if v is not None]
             each = ", ".join("-" if v is None else f"{v:.2f}" for v in cell["measured"])
             beside = ratio(ours, cell["measured"]) if arm != "tide" else None
-            shown = "" if beside is None else f"{beside[0]:.2f} ({beside[1]:.2f}-{beside[2]:.2f})"
+            shown = "" if beside is None else f"{beside[0]:.2f}"
+            if beside is not None and math.isfinite(beside[2]):  # one round has no interval
+                shown += f" ({beside[1]:.2f}-{beside[2]:.2f})"
             mean = f"{np.mean(values):.2f}" if values else "-"
             simulated = f"{np.mean(cell['simulated']):.2f}" if cell["simulated"] else "-"
             lines.append(f"| {load} | {arm} | {each} | {mean} | {simulated} | {shown} |")

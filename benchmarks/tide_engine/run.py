@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "fidelity"))
+sys.path.append(str(HERE.parent / "fidelity"))  # behind: it has a run.py, too
 from quiet import Watch  # noqa: E402
 from real import MAX_MODEL_LEN, rows_of, trace  # noqa: E402
 from real import RESULTS as MEASURED  # noqa: E402

@@ -67,7 +67,7 @@ def test_all_that_is_not_ours_goes_to_vllm_as_it_is(capsys):
 def test_targets_are_spelt_out_in_milliseconds(capsys):
     found = dry(capsys, "m", "--slo", "chat,tbt:0.1s;batch=e2el:600000")
     assert settings(found) == {
-        "policy": "sarathi-edf",
+        "policy": "tide",
         "slo": "ttft:200,tbt:100",
         "classes": {"batch": "e2el:600000"},
     }
@@ -77,7 +77,7 @@ def test_targets_are_spelt_out_in_milliseconds(capsys):
 def test_relative_targets_go_with_a_profile(capsys):
     found = dry(capsys, "m", "--slo", "dialogue;batch=ttft:20x", "--profile", "h100/llama-3-8b")
     assert settings(found) == {
-        "policy": "sarathi-edf",
+        "policy": "tide",
         "slo": "ttft:5x,tbt:40",
         "classes": {"batch": "ttft:20x"},
         "prior": "h100/llama-3-8b",
@@ -200,7 +200,7 @@ def test_the_words_of_a_dry_run(capsys):
     out = capsys.readouterr().out
     for part in (
         f"scheduler: {SYNC} (synchronous: pipeline parallel size 2)",
-        "policy: sarathi-edf, mode shadow",
+        "policy: tide, mode shadow",
         "slo: ttft 2000 ms",
         "listens on: 127.0.0.1:8000",
         "--seed 7",

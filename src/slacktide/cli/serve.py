@@ -5,7 +5,7 @@ otherwise. What was chosen (scheduler class, policy, targets) is printed first; 
 that signals reach it directly: SIGINT and SIGTERM shut it down.
 
 example:
-  slacktide serve HuggingFaceTB/SmolLM2-135M-Instruct --policy sarathi-edf --slo ttft:2000,tbt:200 --max-num-seqs 64
+  slacktide serve HuggingFaceTB/SmolLM2-135M-Instruct --slo ttft:2000,tbt:200 --max-num-seqs 64
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 PASSES_ON = True
 """Arguments that are not ours are kept, in their order, in `args.rest` (see cli/main.py)."""
 
-POLICY = "sarathi-edf"
-"""Policy unless another is named: deadlines decide whose prefill comes first, and decodes are never left out."""
+POLICY = "tide"
+"""Policy unless another is named: it has nothing to tune (benchmarks/dominance: ahead of what is tuned)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

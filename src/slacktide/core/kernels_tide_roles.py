@@ -167,8 +167,8 @@ def value_prompts(ints: IntArray, n: int, budget: int, packed: FloatArray, safe:
     seconds = seconds_of(packed, mean, 0.0, 0.0, 0.0, one, none, float(chunk), 0.0, shape)
     per_pair = mean[1, size_class(float(chunk))] * state[PER_PAIR]
     per_token = max(seconds / chunk - 0.5 * per_pair * chunk, 0.0)
-    why[W_MEAN_PROMPT] = mean = float(np.sum(ints[NUM_PROMPT, :n])) / max(n, 1)
-    why[W_MEAN_TIME] = per_token * mean + 0.5 * per_pair * mean * mean
+    why[W_MEAN_PROMPT] = length = float(np.sum(ints[NUM_PROMPT, :n])) / max(n, 1)
+    why[W_MEAN_TIME] = per_token * length + 0.5 * per_pair * length * length
     count = int(why[W_ON_TIME])
     prompts, keys = np.empty(count, dtype=np.int64), np.empty(count)
     at = 0
