@@ -241,13 +241,14 @@ def ask_for_kv(ints: IntArray, room: IntArray, block_size: int, max_model_len: i
                state: FloatArray) -> None:  # fmt: skip
     """Note what the refused prompt room[5] lacks, if it may come too late when it waits until others end.
 
-    Whether they end is not known: twice the time in which as many tokens came back so far, or for ever when none did.
+    Whether they end is not known: twice the time in which as many tokens came back so far. While nothing has come back
+    it is noted in the last moment: a lender gives its blocks at once.
     """
     row = room[5]
     short = whole_blocks(ints, row, block_size, max_model_len) + room[1] + room[3] - room[0]
     if short <= 0 and room[2] > 0:
         return  # held back by the gate alone
     pace = state[RELEASED_TOKENS] / max(state[RELEASED_TIME], 1e-3)
-    wait = 2.0 * max(short, 0) * block_size / pace if pace > 0.0 else np.inf
+    wait = 2.0 * max(short, 0) * block_size / pace if pace > 0.0 else 0.0
     if sf[F_SLACK, row] < sf[F_SERVICE, row] + 2.0 * state[KNEE_TIME] + wait:
         state[REFUSED], state[SHORT_BLOCKS] = float(ints[INDEX, row]), float(max(short, 0))
