@@ -181,6 +181,8 @@ def _over_the_chosen(results: Results, cells: list[Cell]) -> str:
     """`tide` against the rival that did best on each cell's tuning slice: no choice in hindsight."""
     found = {c: ratio(results.rates(c, TIDE) or [], (results.chosen(c) or ("", []))[1]) for c in cells}
     values = {c: f[0] for c, f in found.items() if f is not None}
+    if not values:
+        return "Those that did best on the tuning slices serve nothing on a test slice of any cell."
     worst = min(values, key=lambda c: values[c])
     return (
         f"Over the one that did best on the cell's tuning slice, which is what can be known beforehand: geometric mean "

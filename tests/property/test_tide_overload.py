@@ -60,6 +60,21 @@ def test_the_kv_foreseen_is_what_streams_hold_when_each_makes_a_token_a_step(row
         assert held <= peaks.max() + 0.5 * stride * sum(runs for *_, runs in rows) + 1e-9
 
 
+def test_while_no_kv_has_come_back_nobody_lends_to_a_prompt_with_time():
+    """Two streams without targets between tokens leave too few blocks; the prompt has a minute."""
+    load = Workload(
+        arrival_time=np.array([0.0, 0.0, 2.6]), num_prompt_tokens=np.array([100, 100, 300]),
+        num_output_tokens=np.array([390, 390, 2]), max_tokens=np.array([390, 390, 2]), slo_ttft=np.full(3, 60.0),
+        slo_tbt=np.full(3, np.inf),
+    )  # fmt: skip
+    truth = AffineModel(alpha_p=0.01, beta_p=0.0003, alpha_d=0.008, beta_d=0.0001, kappa=0.0001)
+    config = EngineConfig(max_num_batched_tokens=512, max_num_seqs=32, num_blocks=64, block_size=16)
+    log = simulate(load, as_policy(Tide(kv_gate="off")), truth, config, fast_forward=False).log
+    assert log.finished.all()
+    assert not log.num_preemptions.any()
+    assert log.first_token_time[2] > 3.0  # it did wait for blocks
+
+
 def test_a_late_stream_that_runs_is_owed_no_more_than_a_step():
     """Else its rounds, which cost next to nothing, would save up for the next prompt, which nobody on time survives."""
     state, why = t.fresh_state(), np.zeros(t.WHY_SIZE)
